@@ -1,0 +1,57 @@
+"""Draws from, and scores under, rows of logits over a vocabulary: the torch reference.
+
+Bit masks are int32 rows [..., ceil(V / 32)]: bit v % 32 of word v // 32 is set iff token v is allowed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def log_softmax(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """log softmax(logits / temperature) over the last axis, in float32 whatever the logits' dtype.
+
+    The largest logit is subtracted before the division, so that no temperature, however small, overflows."""
+    logits = logits.float()
+    if temperature == 1:
+        return logits.log_softmax(-1)
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """log softmax(logits / temperature) at given tokens: logits [..., V], tokens int64 [...] -> float64 [...]."""
+    return log_softmax(logits, temperature).gather(-1, tokens[..., None])[..., 0].double()
+
+
+def unpack(bits: torch.Tensor, size: int) -> torch.Tensor:
+    """Bit rows int32 [..., ceil(size / 32)] -> bool [..., size]."""
+    shift = torch.arange(32, device=bits.device, dtype=torch.int32)
+    return ((bits[..., None] >> shift) & 1).flatten(-2)[..., :size].bool()
+
+
+def draw(
+    log_mass: torch.Tensor, uniform: torch.Tensor, allowed: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One token per row by the inverse of the cumulative mass, a token of zero mass never.
+
+    Args:
+        log_mass: float [..., V], log of the unnormalised mass of each token.
+        uniform: float64 [...] in (0, 1).
+        allowed: bool [..., V]; the rest has no mass.
+
+    Returns:
+        tokens int64 [...], their log probability float64 [...] and the log of the total mass float64 [...]. Where nothing
+        has mass: token 0, -inf, -inf.
+    """
+    if allowed is not None:
+        log_mass = log_mass.masked_fill(~allowed, -torch.inf)
+    top = log_mass.amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    cumulative = (log_mass - top).exp().cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    token = torch.searchsorted(cumulative, uniform[..., None] * total, right=True)
+    token = torch.minimum(token, torch.searchsorted(cumulative, total.contiguous()))  # rounding at the upper end
+    token = token.clamp(max=log_mass.shape[-1] - 1)  # NaN mass; the caller sees it in the total
+    log_total = top.double() + total.log()
+    log_prob = torch.where(total > 0, log_mass.gather(-1, token).double() - log_total, -torch.inf)
+    return token[..., 0], log_prob[..., 0], log_total[..., 0]

@@ -1,0 +1,43 @@
+"""smcgen: text from language models under conditions. Names are loaded when first used, so that importing costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smcgen.errors import Impossible, ModelError, NoSurvivors, PotentialError, SmcgenError, UsageError
+    from smcgen.posterior import Posterior, Posteriors
+    from smcgen.potentials.base import Potential
+    from smcgen.potentials.check import check
+    from smcgen.potentials.function import potential
+    from smcgen.potentials.regex import regex
+    from smcgen.sampling import asample, sample
+    from smcgen.smc.schedule import Ramp
+    from smcgen.target import LM, Target
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "smcgen.errors": ("SmcgenError", "UsageError", "ModelError", "PotentialError", "Impossible", "NoSurvivors"),
+    "smcgen.posterior": ("Posterior", "Posteriors"),
+    "smcgen.potentials.base": ("Potential",),
+    "smcgen.potentials.check": ("check",),
+    "smcgen.potentials.function": ("potential",),
+    "smcgen.potentials.regex": ("regex",),
+    "smcgen.sampling": ("sample", "asample"),
+    "smcgen.smc.schedule": ("Ramp",),
+    "smcgen.target": ("LM", "Target"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_MODULE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'smcgen' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULE]

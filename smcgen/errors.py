@@ -1,0 +1,47 @@
+"""Errors that users meet. Each message is one line and names the remedy; `exit_code` is what the command returns."""
+
+
+class SmcgenError(Exception):
+    """Base of every error that smcgen raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(SmcgenError, ValueError):
+    """An argument, option or combination that cannot mean anything: the message says what to write instead."""
+
+    exit_code = 2
+
+
+class ModelError(SmcgenError):
+    """A model that is missing, unreadable, unsupported, mismatched, or that returned NaN."""
+
+    exit_code = 2
+
+
+class PotentialError(SmcgenError):
+    """A potential that raised, or returned NaN, +inf or the wrong shape; the text that caused it is named."""
+
+    exit_code = 2
+
+
+class Impossible(SmcgenError):
+    """The target is proved empty: no text can satisfy it."""
+
+    exit_code = 3
+
+
+class NoSurvivors(SmcgenError):
+    """Every particle of a run died: its evidence estimate is zero.
+
+    Attributes:
+        round: the round in which the last particle died, from 0.
+        cause: the factor that killed it.
+        prefix: the longest text that was alive before.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, round: int, cause: str, prefix: str):
+        super().__init__(message)
+        self.round, self.cause, self.prefix = round, cause, prefix

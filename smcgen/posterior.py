@@ -1,0 +1,464 @@
+"""The result of a run: weighted particles, and what can be said from them.
+
+A `Record` holds the particles of all items of a call in arrays; a `Posterior` is a view of one prompt's items (one per
+independent run) and computes only what is asked, so that ten thousand of them cost little.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+
+from smcgen.errors import NoSurvivors, UsageError
+from smcgen.potentials.base import BUDGET, DEAD, REASONS
+from smcgen.smc.keys import SELECT, Keys
+
+FORMAT = "smcgen-posterior-1"
+
+
+class Row(NamedTuple):
+    """One distinct text of `Posterior.table`."""
+
+    text: str
+    probability: float
+    particles: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round of one run."""
+
+    ess: float
+    resampled: bool
+    log_evidence: float  # of the prefixes after the round
+    chi_square: float  # of the block's proposal against the local target
+    deaths: int
+    ancestors: list[int]
+    counts: list[int]  # tokens committed per particle
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One particle at the end of a run.
+
+    Attributes:
+        text: the generated text (without end token; cut before a stop string).
+        token_ids: the generated tokens, the end token included.
+        weight: share of the posterior over all runs.
+        log_p: log p_j of the sample under each language-model factor.
+        token_log_p: per token, under each language-model factor: [tokens][factors].
+        token_log_q: per token, under the law it was drawn from (draft, mask and temperature included).
+        reason: "end", "stop", "budget" or "dead".
+    """
+
+    text: str
+    token_ids: list[int]
+    weight: float
+    log_p: list[float]
+    token_log_p: list[list[float]]
+    token_log_q: list[float]
+    reason: str
+    run: int
+    root: int
+
+
+ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")
+
+
+@dataclass
+class Record:
+    """All items of a call. Arrays are [items, N, ...] on the CPU, as in `smc.particles.Particles`.
+
+    Attributes:
+        fields: the arrays named in ITEM_FIELDS.
+        log_evidence: float64 [items], log Z-hat of each run.
+        prompts: text of each prompt; prompt p owns items p * runs ... p * runs + runs - 1.
+        settings: everything that decided the run, as written to JSON.
+        info: what it cost.
+        texts_of: item -> the texts of its particles.
+        rounds_of: item -> its rounds.
+        keys: the item key of each prompt.
+    """
+
+    fields: dict[str, torch.Tensor]
+    log_evidence: torch.Tensor
+    prompts: list[str]
+    runs: int
+    settings: dict[str, Any]
+    info: dict[str, Any]
+    texts_of: Callable[[int], list[str]]
+    rounds_of: Callable[[int], list[Round]]
+    keys: list[int]
+
+
+class Posterior:
+    """Weighted samples from one target and prompt.
+
+    Probabilities are self-normalised estimates: weights of the particles over all runs, each run counting with its evidence.
+    """
+
+    def __init__(self, record: Record, prompt: int):
+        self._record, self._prompt = record, prompt
+        self._items = range(prompt * record.runs, (prompt + 1) * record.runs)
+
+    # --- evidence -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def run_log_evidence(self) -> np.ndarray:
+        """float64 [runs]: log Z-hat of each independent run; E[Z-hat] = Z."""
+        return self._record.log_evidence[self._items.start : self._items.stop].numpy()
+
+    @property
+    def log_evidence(self) -> float:
+        """log of the mean Z-hat over the runs, -inf if every particle died."""
+        top = self.run_log_evidence.max()
+        return float(top + np.log(np.exp(self.run_log_evidence - top).mean())) if np.isfinite(top) else -math.inf
+
+    @property
+    def log_evidence_se(self) -> float | None:
+        """Standard error of `log_evidence`, None if it cannot be had (see `log_evidence_note`)."""
+        return self._standard_error[0]
+
+    @property
+    def log_evidence_note(self) -> str:
+        """Where the standard error comes from, or why there is none."""
+        return self._standard_error[1]
+
+    @cached_property
+    def _standard_error(self) -> tuple[float | None, str]:
+        if self.failed:
+            return None, "every particle died"
+        if len(self._items) > 1:
+            z = np.exp(self.run_log_evidence - self.run_log_evidence.max())
+            return float(z.std(ddof=1) / z.mean() / math.sqrt(len(z))), f"spread of {len(z)} runs"
+        if self.settings["resampling"] != "multinomial":
+            return None, "one run under this resampling scheme: use runs=R, or resampling='multinomial'"
+        roots = self._record.fields["root"][self._items.start].numpy()
+        weights = self._weights
+        shares = np.bincount(roots, weights)
+        if (shares > 0).sum() < 4:
+            return None, f"one run, and only {(shares > 0).sum()} of its first particles survive: use runs=R"
+        # Lee & Whiteley, "Variance estimation in the particle filter" (2018), eq. 8: pairs with different roots.
+        n, times = len(weights), sum(r.resampled for r in self.rounds[0]) + 1
+        variance = 1 - (n / (n - 1)) ** times * (1 - np.square(shares).sum())
+        return float(math.sqrt(max(variance, 0.0))), "genealogy of one run"
+
+    @property
+    def failed(self) -> bool:
+        """True if every particle of every run died."""
+        return not np.isfinite(self.run_log_evidence).any()
+
+    # --- samples --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        """float64 [runs * N], sums to 1: particles of all runs, each run weighted by its evidence."""
+        within = self._record.fields["log_weight"][self._items.start : self._items.stop]
+        within = within - within.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).min)
+        weight = (within + torch.from_numpy(self.run_log_evidence)[:, None]).flatten()
+        return weight.softmax(0).numpy() if weight.max() > -math.inf else np.zeros(len(weight))
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [text for item in self._items for text in self._record.texts_of(item)]
+
+    @property
+    def particles(self) -> list[Sample]:
+        """All particles of all runs."""
+        return [self._sample(i) for i in range(len(self._weights))]
+
+    def _sample(self, place: int) -> Sample:
+        n = self._record.fields["length"].shape[1]
+        f = {name: values[self._items[place // n], place % n] for name, values in self._record.fields.items()}
+        length = int(f["length"])
+        return Sample(
+            text=self._texts[place],
+            token_ids=f["tokens"][:length].tolist(),
+            weight=float(self._weights[place]),
+            log_p=f["log_p"].tolist(),
+            token_log_p=f["token_log_p"][:length].tolist(),
+            token_log_q=f["token_log_q"][:length].tolist(),
+            reason=REASONS[int(f["reason"])],
+            run=place // n,
+            root=int(f["root"]),
+        )
+
+    def samples(self, count: int = 1) -> list[Sample]:
+        """`count` draws by weight, with replacement. The first is the same whatever `count`; draws from one run are
+        dependent. Raises NoSurvivors if every particle died."""
+        if count < 1:
+            raise UsageError(f"{count} draws: ask for at least 1")
+        self._survived()
+        keys = Keys(self.settings["seed"], *(torch.tensor([v]) for v in (self._record.keys[self._prompt], 0)))
+        uniform = keys.uniform(SELECT, torch.zeros(1, dtype=torch.int64), 0, count)[0].numpy()
+        cumulative = self._weights.cumsum()
+        places = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+        return [self._sample(int(place)) for place in np.minimum(places, np.flatnonzero(self._weights)[-1])]
+
+    @property
+    def sample(self) -> Sample:
+        """One draw by weight, the same each time."""
+        return self.samples(1)[0]
+
+    @property
+    def text(self) -> str:
+        """The text of `sample`."""
+        return self.sample.text
+
+    def texts(self, count: int) -> list[str]:
+        """The texts of `samples(count)`."""
+        return [sample.text for sample in self.samples(count)]
+
+    def table(self) -> list[Row]:
+        """Distinct texts with their probabilities, likeliest first. One text may be several samples (other spellings)."""
+        rows: dict[str, list[float]] = {}
+        for text, weight in zip(self._texts, self._weights, strict=True):
+            if weight > 0:
+                rows.setdefault(text, []).append(float(weight))
+        return sorted((Row(t, sum(w), len(w)) for t, w in rows.items()), key=lambda row: (-row.probability, row.text))
+
+    def expectation(self, function: Callable[[str], float]) -> float:
+        """Weighted mean of a function of the text."""
+        self._survived()
+        return float(sum(w * function(t) for t, w in zip(self._texts, self._weights, strict=True) if w > 0))
+
+    # --- diagnostics ----------------------------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> list[list[Round]]:
+        """Per run, its rounds."""
+        return [self._record.rounds_of(item) for item in self._items]
+
+    @property
+    def ess(self) -> list[np.ndarray]:
+        """Per run, the effective sample size before resampling in each round: float64 [rounds]."""
+        return [np.array([r.ess for r in rounds]) for rounds in self.rounds]
+
+    @property
+    def ancestors(self) -> list[np.ndarray]:
+        """Per run, int64 [rounds, N]: particle n after round r is a copy of particle ancestors[r, n] before."""
+        return [np.array([r.ancestors for r in rounds]) for rounds in self.rounds]
+
+    @property
+    def cut(self) -> int:
+        """Particles at the end that the budget cut."""
+        return self._count(BUDGET)
+
+    @property
+    def cut_probability(self) -> float:
+        """Their share of the posterior."""
+        reasons = self._record.fields["reason"][self._items.start : self._items.stop].flatten().numpy()
+        return float(self._weights[reasons == BUDGET].sum())
+
+    @property
+    def dead(self) -> int:
+        """Particles that died over all rounds (resampling replaces them)."""
+        return sum(r.deaths for rounds in self.rounds for r in rounds)
+
+    def _count(self, reason: int) -> int:
+        return int((self._record.fields["reason"][self._items.start : self._items.stop] == reason).sum())
+
+    @property
+    def prompt(self) -> str:
+        return self._record.prompts[self._prompt]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decided the run: target, draft, particles, seed, ..."""
+        return self._record.settings
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the call cost: seconds, seconds in potentials, rounds, tokens, pages."""
+        return self._record.info
+
+    def _survived(self) -> None:
+        if self.failed:
+            raise self.failure()
+
+    def failure(self) -> NoSurvivors:
+        """The error of a run without survivors: round, cause and longest prefix."""
+        f = {name: values[self._items.start] for name, values in self._record.fields.items()}
+        causes = f["cause"][f["reason"] == DEAD]
+        names = self.settings["potentials"]
+        which = int(causes.mode().values) if len(causes) else -1
+        if 0 <= which < len(names):
+            cause = names[which]
+        else:
+            cause = "the constraints together" if which == len(names) else "the weights"
+        longest = int(f["length"].argmax())
+        prefix, last = self._texts[longest], len(self.rounds[0]) - 1
+        return NoSurvivors(
+            f"no particle survived: {cause} killed the last one in round {last} (longest text alive before: {prefix!r}); "
+            "use more particles, a larger max_tokens, or a weaker constraint",
+            round=last,
+            cause=cause,
+            prefix=prefix,
+        )
+
+    # --- in and out -----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict from which `from_json` restores everything."""
+        runs = []
+        for item, rounds in zip(self._items, self.rounds, strict=True):
+            values = {name: array[item].tolist() for name, array in self._record.fields.items()}
+            n_tokens = max(values["length"], default=0)
+            for name in ("tokens", "token_log_p", "token_log_q"):
+                values[name] = [row[:n_tokens] for row in values[name]]
+            values["log_weight"] = [None if w == -math.inf else w for w in values["log_weight"]]
+            evidence = float(self._record.log_evidence[item])
+            runs.append(
+                {
+                    "log_evidence": None if evidence == -math.inf else evidence,
+                    "texts": self._record.texts_of(item),
+                    "particles": values,
+                    "rounds": [
+                        {**vars(r), "log_evidence": _finite(r.log_evidence), "chi_square": _finite(r.chi_square)}
+                        for r in rounds
+                    ],
+                }
+            )
+        failed = self.failed
+        return {
+            "format": FORMAT,
+            "prompt": self.prompt,
+            "text": None if failed else self.text,
+            "finish_reason": "dead" if failed else self.sample.reason,
+            "log_evidence": _finite(self.log_evidence),
+            "log_evidence_se": self.log_evidence_se,
+            "settings": self.settings,
+            "key": self._record.keys[self._prompt],
+            "runs": runs,
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """JSON text; written to `path` as well if one is given (whole or not at all)."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False)
+        if path is not None:
+            temporary = Path(f"{path}.part")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Posterior:
+        """The posterior written by `to_json`: a path or the JSON text itself. Raises UsageError if it is something else."""
+        text = str(source)
+        if not text.lstrip().startswith("{"):
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"cannot read {str(source)!r}: {error.strerror}") from None
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise UsageError(f"not a posterior written by to_json (format {FORMAT!r} expected)")
+        runs = data["runs"]
+        width = max((len(row) for run in runs for row in run["particles"]["tokens"]), default=0)
+        columns: dict[str, list] = {name: [] for name in ITEM_FIELDS}
+        for run in runs:
+            for name in ITEM_FIELDS:
+                rows = run["particles"][name]
+                if name in ("tokens", "token_log_q"):
+                    rows = [row + [0] * (width - len(row)) for row in rows]
+                elif name == "token_log_p":
+                    rows = [row + [[0.0] * len(run["particles"]["log_p"][0])] * (width - len(row)) for row in rows]
+                elif name == "log_weight":
+                    rows = [-math.inf if w is None else w for w in rows]
+                columns[name].append(rows)
+        reals = {"log_weight": torch.float64, "log_p": torch.float64, "token_log_p": torch.float32}
+        reals["token_log_q"] = torch.float32
+        texts = [run["texts"] for run in runs]
+        rounds = [[Round(**{**r, "log_evidence": _infinite(r["log_evidence"])}) for r in run["rounds"]] for run in runs]
+        # A chi-square that overflowed was written as null too.
+        rounds = [[replace(r, chi_square=math.inf) if r.chi_square is None else r for r in run] for run in rounds]
+        arrays = {name: torch.tensor(rows, dtype=reals.get(name, torch.int64)) for name, rows in columns.items()}
+        record = Record(
+            fields=arrays,
+            log_evidence=torch.tensor([_infinite(run["log_evidence"]) for run in runs], dtype=torch.float64),
+            prompts=[data["prompt"]],
+            runs=len(runs),
+            settings=data["settings"],
+            info={},
+            texts_of=texts.__getitem__,
+            rounds_of=rounds.__getitem__,
+            keys=[data["key"]],
+        )
+        return cls(record, 0)
+
+    def __repr__(self) -> str:
+        if self.failed:
+            return "Posterior(no survivors)"
+        se = "" if self.log_evidence_se is None else f" ± {self.log_evidence_se:.2g}"
+        rows = self.table()
+        lines = [f"Posterior({len(rows)} distinct texts, log evidence {self.log_evidence:.4f}{se})"]
+        for row in rows[:5]:
+            shown = row.text if len(row.text) <= 70 else row.text[:67] + "..."
+            lines.append(f"  {row.probability:7.4f}  {shown!r}")
+        if len(rows) > 5:
+            lines.append(f"  ... {len(rows) - 5} more")
+        return "\n".join(lines)
+
+
+class Posteriors(Sequence[Posterior]):
+    """The posteriors of many prompts, made one by one as they are asked for."""
+
+    def __init__(self, record: Record):
+        self._record = record
+
+    def __len__(self) -> int:
+        return len(self._record.prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> Posterior: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Posterior]: ...
+    def __getitem__(self, index: int | slice) -> Posterior | list[Posterior]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return Posterior(self._record, index % len(self))
+
+    def __iter__(self) -> Iterator[Posterior]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def log_evidence(self) -> np.ndarray:
+        """float64 [prompts, runs]: log Z-hat of every run."""
+        return self._record.log_evidence.view(len(self), self._record.runs).numpy()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self._record.info
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._record.settings
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The particles of all prompts as arrays [prompts * runs, N, ...]: tokens, length, reason, log_weight, log_p, ..."""
+        return {name: values.numpy() for name, values in self._record.fields.items()}
+
+    def __repr__(self) -> str:
+        failed = int((self.log_evidence == -math.inf).all(-1).sum())
+        return f"Posteriors({len(self)} prompts{f', {failed} without survivors' if failed else ''})"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _infinite(value: float | None) -> float:
+    return -math.inf if value is None else value

@@ -1,0 +1,115 @@
+"""The contract between a round and a proposal, and what a proposal may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from smcgen.potentials.base import ALIVE, DEAD
+from smcgen.smc.ending import Ending
+from smcgen.smc.factors import Potentials, Scorer, text_counts
+from smcgen.smc.keys import Keys
+from smcgen.smc.particles import Block, Particles
+
+
+@dataclass
+class World:
+    """Everything outside the particles: the factors of the target, the rules of ending, the randomness."""
+
+    scorer: Scorer
+    potentials: Potentials
+    ending: Ending
+    keys: Keys
+
+
+class Proposal(Protocol):
+    """Draws a block of tokens for every live particle.
+
+    Blocks may be ragged: `counts` differ between particles. A block's weight is
+    log gamma(x b) - log gamma(x) - log Q(b | x), Q being exactly what was drawn from, or an unbiased estimate of that ratio.
+    What a proposal decides (how many tokens, which draft) may depend on the past, never on the tokens it is about to weigh.
+    """
+
+    block: int  # tokens it can commit in one round
+
+    def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Groups begin anew after these prompts (token ids)."""
+        ...
+
+    def extend(self, particles: Particles, world: World) -> Block:
+        """A block for every particle; finished and dead particles get 0 tokens and log weight 0. The hard potentials and
+        the models of `world` have read the block afterwards (all but its last token at least)."""
+        ...
+
+    def trim(self, length: torch.Tensor) -> None:
+        """The samples have these lengths now, int64 [G, N]: anything read beyond is forgotten."""
+        ...
+
+    def fork(self, ancestors: torch.Tensor) -> None:
+        """Particle n becomes a copy of particle `ancestors[g, n]`."""
+        ...
+
+
+class Drawing:
+    """A block under construction: tokens are committed one at a time, and after each the particle goes on, ends or dies.
+
+    The tensors have one column more than `size`, into which rows that commit nothing write."""
+
+    def __init__(self, particles: Particles, size: int, factors: int):
+        shape, device = particles.length.shape, particles.length.device
+        self.first = particles.length
+        self.size = size
+        self.tokens = torch.zeros(*shape, size + 1, dtype=torch.int64, device=device)
+        self.token_log_q = torch.zeros(*shape, size + 1, dtype=torch.float64, device=device)
+        self.token_log_p = torch.zeros(*shape, size + 1, factors, dtype=torch.float64, device=device)
+        self.counts = torch.zeros_like(particles.length)
+        self.log_weight = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
+
+    @property
+    def alive(self) -> torch.Tensor:
+        """bool [G, N]: particles that may commit another token."""
+        return self.reason == ALIVE
+
+    def commit(
+        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+    ) -> None:
+        """Appends `token` int64 [G, N], drawn with log probability `log_q` float64 [G, N], where `active` bool [G, N].
+
+        A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
+        the token, unless it ended the sample."""
+        taken = active & (log_q != -torch.inf)
+        column = torch.where(taken, self.counts, self.size)[..., None]
+        self.tokens.scatter_(-1, column, token[..., None])
+        self.token_log_q.scatter_(-1, column, log_q[..., None])
+        self.counts = self.counts + taken
+        reason, state = world.ending.advance(token, self.stop_state, self.first + self.counts)
+        self.reason = torch.where(taken, reason, self.reason)
+        self.stop_state = torch.where(taken, state, self.stop_state)
+        self.kill(active & ~taken, cause)
+        one = text_counts(taken.long(), torch.where(taken, reason, ALIVE))
+        change, cause = world.potentials.extend(world.potentials.hard, token[..., None], one)
+        self.log_weight = self.log_weight + change
+        self.kill(change == -torch.inf, cause)
+
+    def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
+        """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
+        self.reason = torch.where(dead, DEAD, self.reason)
+        self.cause = torch.where(dead, cause, self.cause)
+        self.log_weight = torch.where(dead, -torch.inf, self.log_weight)
+
+    def block(self) -> Block:
+        used = (torch.arange(self.size, device=self.counts.device) < self.counts[..., None])
+        return Block(
+            tokens=self.tokens[..., :-1],
+            counts=self.counts,
+            log_weight=self.log_weight,
+            token_log_p=torch.where(used[..., None], self.token_log_p[..., :-1, :], 0.0),
+            token_log_q=torch.where(used, self.token_log_q[..., :-1], 0.0),
+            reason=self.reason,
+            stop_state=self.stop_state,
+            cause=self.cause,
+        )

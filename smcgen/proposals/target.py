@@ -1,0 +1,66 @@
+"""The base model as its own proposal: one token per round from the local target p**alpha * m, weight its normaliser
+
+    Z_t = sum_v prod_j p_j(v | prefix)**alpha_j * m(v | prefix),
+
+the locally optimal proposal (Doucet, Godsill & Andrieu 2000). Leaving Z_t out turns a power into a temperature and a
+condition into mere masking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from smcgen.kernels.categorical import draw
+from smcgen.proposals.base import Drawing, World
+from smcgen.smc.keys import BONUS
+from smcgen.smc.particles import Block, Particles
+
+
+class TargetProposal:
+    """One locally optimal token per round."""
+
+    block = 1
+
+    def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        pass  # it reads nothing of its own
+
+    def trim(self, length: torch.Tensor) -> None:
+        pass
+
+    def fork(self, ancestors: torch.Tensor) -> None:
+        pass
+
+    def extend(self, particles: Particles, world: World) -> Block:
+        drawing = Drawing(particles, 1, len(world.scorer.columns))
+        logits = world.scorer.read(particles, particles.tokens[..., :0], torch.zeros_like(particles.length))
+        draw_local(drawing, particles, world, logits)
+        return drawing.block()
+
+
+def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Sequence[torch.Tensor]) -> None:
+    """Commits one token from the local target to every particle that is still alive, and adds log Z_t to its weight.
+
+    Args:
+        logits: per factor [G, N, T + 1, V], as `Scorer.read` returned them after T drafted tokens; the row after each
+            particle's last committed token is used.
+    """
+    active = drawing.alive
+    row = drawing.counts.clamp(max=logits[0].shape[-2] - 1)
+    rows = [x.gather(2, row[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
+    local = world.scorer.local(rows, particles.scale, active)
+    allowed, cause = world.potentials.mask(active)
+    if world.ending.condition:
+        last = particles.length + drawing.counts == world.ending.max_tokens - 1
+        ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
+        allowed = ends if allowed is None else allowed & ends
+    uniform = world.keys.uniform(BONUS, particles.round, 0, particles.length.shape[1])
+    token, log_q, log_z = draw(local, uniform, allowed)
+    at = drawing.counts
+    used = active & (log_q != -torch.inf)
+    log_p = world.scorer.score([x[:, :, None] for x in rows], token[..., None], used[..., None])
+    column = torch.where(used, at, drawing.size)[..., None, None].expand(*at.shape, 1, log_p.shape[-1])
+    drawing.token_log_p.scatter_(2, column, log_p)
+    drawing.log_weight = drawing.log_weight + torch.where(used, log_z, 0.0)
+    drawing.commit(world, active, token, log_q, cause)

@@ -1,0 +1,217 @@
+"""The factors of a target at work: language models scoring tokens, potentials following the texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smcgen.kernels.categorical import log_softmax, score, unpack
+from smcgen.lm.base import LanguageModel
+from smcgen.lm.batch import Reader
+from smcgen.potentials.base import END, STOP, Potential, Prompt
+from smcgen.smc.particles import Particles
+
+
+class Scorer:
+    """The language-model factors p_j**alpha_j. Factors of one model share a reader, hence a forward.
+
+    Args:
+        lms: the model of each factor.
+        exponents, temperatures: of each factor.
+        shape: (groups, particles).
+        prompt_tokens, new_tokens, isolate: as in `Reader`.
+    """
+
+    def __init__(
+        self,
+        lms: Sequence[LanguageModel],
+        exponents: Sequence[float],
+        temperatures: Sequence[float],
+        shape: tuple[int, int],
+        prompt_tokens: int,
+        new_tokens: int,
+        isolate: bool = False,
+    ):
+        self.temperatures = list(temperatures)
+        self.exponents = torch.tensor(exponents, dtype=torch.float64, device=lms[0].device)
+        self.columns: list[tuple[int, int]] = []  # of each factor: which reader, which copy
+        owners: list[LanguageModel] = []
+        copies: list[int] = []
+        for lm in lms:
+            if not any(lm is owner for owner in owners):
+                owners.append(lm)
+                copies.append(0)
+            r = next(i for i, owner in enumerate(owners) if owner is lm)
+            self.columns.append((r, copies[r]))
+            copies[r] += 1
+        self.readers = [
+            Reader(lm, (c, *shape), prompt_tokens, new_tokens, isolate) for lm, c in zip(owners, copies, strict=True)
+        ]
+
+    def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Groups begin anew; `prompts[j][i]` are the token ids that factor j reads in group `groups[i]`."""
+        for r, reader in enumerate(self.readers):
+            reader.admit(groups, [prompts[j] for j, (owner, _) in enumerate(self.columns) if owner == r])
+
+    def read(self, particles: Particles, tokens: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+        """Every model reads the last committed token, then `tokens` int64 [G, N, T] (the first `counts` [G, N]) of live rows.
+
+        Returns, for each factor, logits [G, N, T + 1, V]: entry t is for the token after the t-th new one."""
+        logits = []
+        for reader in self.readers:
+            last, _ = reader.unread(particles.tokens, particles.length, 1)
+            block = torch.cat([last, tokens.expand(reader.shape[0], *tokens.shape)], -1)
+            real = torch.where(particles.alive, counts + 1, 0).expand(reader.shape)
+            logits.append(reader.read(block, real))
+        return [logits[r][c] for r, c in self.columns]
+
+    def score(self, logits: Sequence[torch.Tensor], tokens: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        """log p_j of given tokens: logits [G, N, T, V] per factor, tokens int64 and used bool [G, N, T].
+
+        Returns float64 [G, N, T, J], 0 where unused."""
+        columns = []
+        for j, (r, _) in enumerate(self.columns):
+            log_p = score(logits[j], tokens, self.temperatures[j])
+            self.readers[r].watch(log_p, used)
+            columns.append(log_p)
+        return torch.where(used[..., None], torch.stack(columns, -1), 0.0)
+
+    def local(self, logits: Sequence[torch.Tensor], scale: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        """log of the local target, sum_j scale alpha_j log p_j: logits [G, N, V] per factor, scale [G], used bool [G, N].
+
+        Returns float64 [G, N, V] (unnormalised unless one factor has exponent 1)."""
+        total: torch.Tensor | float = 0.0
+        for j, (r, _) in enumerate(self.columns):
+            log_p = log_softmax(logits[j], self.temperatures[j])
+            self.readers[r].watch(log_p[..., 0], used)
+            total = total + (self.exponents[j] * scale)[:, None, None] * log_p.double()
+        assert isinstance(total, torch.Tensor)
+        return total
+
+    def trim(self, length: torch.Tensor) -> None:
+        for reader in self.readers:
+            reader.trim(length)
+
+    def fork(self, ancestors: torch.Tensor) -> None:
+        for reader in self.readers:
+            reader.fork(ancestors)
+
+
+@dataclass
+class Potentials:
+    """The potentials phi_i**beta_i of a target with the states of all rows. Texts and states live on the host.
+
+    Attributes:
+        bound: the potentials, bound to the run's vocabulary.
+        exponents: beta_i.
+        shape: (groups, particles).
+        vocabulary_size: columns of a mask.
+        text_of: tokens, lengths and reasons of some rows -> their texts.
+        seconds: host time spent in potentials.
+    """
+
+    bound: Sequence[Potential]
+    exponents: Sequence[float]
+    shape: tuple[int, int]
+    vocabulary_size: int
+    text_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[str]]
+    device: torch.device
+    states: list[Any] = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        groups, particles = self.shape
+        blank = [Prompt((), "")] * groups
+        self.states = [potential.start(blank, particles) for potential in self.bound]
+        words = (self.vocabulary_size + 31) // 32
+        self._bits = torch.zeros(groups * particles, words, dtype=torch.int32)
+
+    @property
+    def hard(self) -> list[int]:
+        """Places of the hard potentials in `bound`."""
+        return [i for i, potential in enumerate(self.bound) if potential.hard]
+
+    @property
+    def soft(self) -> list[int]:
+        return [i for i, potential in enumerate(self.bound) if not potential.hard]
+
+    def restart(self, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        for potential, state in zip(self.bound, self.states, strict=True):
+            potential.restart(state, groups, prompts)
+
+    def mask(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Tokens that every hard potential allows in the rows where `active` bool [G, N].
+
+        Returns bool [G, N, V] (None without hard potentials) and int64 [G, N]: the potential that left no token, -1 if some
+        are left; `len(bound)` if only the potentials together left none."""
+        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        if not self.hard:
+            return None, cause.to(self.device)
+        began = time.perf_counter()
+        rows = active.flatten().cpu()
+        joint = torch.full_like(self._bits, -1)
+        for i in self.hard:
+            self._bits.fill_(-1)
+            self.bound[i].mask(self.states[i], self._bits, rows)
+            joint &= self._bits
+            dead = (self._bits == 0).all(-1).view(self.shape)
+            cause = torch.where(dead & (cause < 0), i, cause)
+        dead = (joint == 0).all(-1).view(self.shape)
+        cause = torch.where(dead & (cause < 0), len(self.bound), cause)
+        self.seconds += time.perf_counter() - began
+        return unpack(joint.to(self.device), self.vocabulary_size).view(*self.shape, -1), cause.to(self.device)
+
+    def extend(
+        self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Potentials `which` read int64 [G, N, T], the first `counts` [G, N] of each row (no token that ends a sample).
+
+        Returns float64 [G, N], the change of sum_i beta_i log phi_i, and int64 [G, N], the first that gave 0, -1 if none."""
+        change = torch.zeros(self.shape, dtype=torch.float64)
+        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        if not which:
+            return change.to(self.device), cause.to(self.device)
+        began = time.perf_counter()
+        flat, real = tokens.flatten(0, 1).cpu(), counts.flatten().cpu()
+        for i in which:
+            delta = self.bound[i].extend(self.states[i], flat, real).view(self.shape)
+            cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
+            change += self.exponents[i] * delta
+        self.seconds += time.perf_counter() - began
+        return change.to(self.device), cause.to(self.device)
+
+    def finish(self, particles: Particles, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last step of the telescope for rows `ended` bool [G, N]; returns as `extend`."""
+        change = torch.zeros(self.shape, dtype=torch.float64)
+        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        rows = ended.flatten().nonzero()[:, 0].cpu() if self.bound else torch.empty(0)
+        if not len(rows):
+            return change.to(self.device), cause.to(self.device)
+        began = time.perf_counter()
+        reasons = particles.reason.flatten().cpu()[rows]
+        texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
+        for i, potential in enumerate(self.bound):
+            delta = potential.finish(self.states[i], rows, texts, reasons.tolist())
+            at = change.view(-1)
+            cause.view(-1)[rows] = torch.where((delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows])
+            at[rows] += self.exponents[i] * delta
+        self.seconds += time.perf_counter() - began
+        return change.to(self.device), cause.to(self.device)
+
+    def fork(self, ancestors: torch.Tensor) -> None:
+        """int64 [G, N], places inside each group."""
+        if not self.bound:
+            return
+        groups, particles = self.shape
+        flat = (ancestors.cpu() + torch.arange(groups)[:, None] * particles).flatten()
+        for potential, state in zip(self.bound, self.states, strict=True):
+            potential.fork(state, flat)
+
+
+def text_counts(counts: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:
+    """How many of a block's tokens prolong the text: all but the one that ended it, if one did."""
+    return counts - ((reason == END) | (reason == STOP)).long()

@@ -1,0 +1,33 @@
+"""Where every random number of a run comes from.
+
+A number is keyed by (seed, item, run, slot, round of the group, step in the round, purpose), and no key is used twice. A key by
+text position would be: a fork onto a shorter ancestor comes back to positions that its slot has already drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from smcgen.kernels.philox import uniform
+
+# What a number is for; proposals that need more purposes take the next free number here.
+DRAFT, BONUS, RESAMPLE, SELECT = range(4)
+
+MAX_SLOTS, MAX_STEPS, MAX_ROUNDS = 1 << 16, 1 << 16, 1 << 24
+
+
+@dataclass
+class Keys:
+    """Keys of the groups of a batch: `item` and `run` int64 [groups], in [0, 2**32); `seed` in [0, 2**64)."""
+
+    seed: int
+    item: torch.Tensor
+    run: torch.Tensor
+
+    def uniform(self, purpose: int, round: torch.Tensor, step: int, slots: int) -> torch.Tensor:
+        """float64 [groups, slots] in (0, 1); `round` int64 [groups] is each group's own count of rounds."""
+        slot = torch.arange(slots, device=self.item.device)
+        counter = (self.item[:, None], self.run[:, None], slot + (step << 16), round[:, None] + (purpose << 24))
+        return uniform(counter, (self.seed & 0xFFFFFFFF, self.seed >> 32))

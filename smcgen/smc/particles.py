@@ -1,0 +1,121 @@
+"""The state of a run: groups of N particles in tensors of fixed shape on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from smcgen.potentials.base import ALIVE, DEAD
+
+
+@dataclass
+class Particles:
+    """G groups of N particles, J language-model factors, room for L generated tokens.
+
+    Fields of shape [G, N, ...] follow the particle through resampling; fields of shape [G] belong to the group.
+    """
+
+    tokens: torch.Tensor  # int64 [G, N, L] generated tokens
+    length: torch.Tensor  # int64 [G, N]
+    reason: torch.Tensor  # int64 [G, N] ALIVE, END, STOP, BUDGET or DEAD
+    stop_state: torch.Tensor  # int64 [G, N] of the stop automaton
+    log_weight: torch.Tensor  # float64 [G, N] since the group's last resampling
+    log_p: torch.Tensor  # float64 [G, N, J] log p_j of the whole sample
+    token_log_p: torch.Tensor  # float32 [G, N, L, J] log p_j of each token
+    token_log_q: torch.Tensor  # float32 [G, N, L] log probability under the law the token was drawn from
+    cause: torch.Tensor  # int64 [G, N] which potential killed it, -1 if none
+    root: torch.Tensor  # int64 [G, N] the first particle it descends from
+    log_evidence: torch.Tensor  # float64 [G] up to the last resampling
+    scale: torch.Tensor  # float64 [G] of the exponents of the current intermediate target
+    round: torch.Tensor  # int64 [G] rounds this group has run
+
+    @classmethod
+    def empty(cls, groups: int, particles: int, max_tokens: int, factors: int, device: torch.device) -> Particles:
+        """Groups in which every particle is dead: places to be filled by `restart`."""
+        shape = (groups, particles)
+
+        def whole(*more: int, value: int = 0) -> torch.Tensor:
+            return torch.full((*shape, *more), value, dtype=torch.int64, device=device)
+
+        def real(*size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        return cls(
+            tokens=whole(max_tokens),
+            length=whole(),
+            reason=whole(value=DEAD),
+            stop_state=whole(),
+            log_weight=real(*shape),
+            log_p=real(*shape, factors),
+            token_log_p=real(*shape, max_tokens, factors, dtype=torch.float32),
+            token_log_q=real(*shape, max_tokens, dtype=torch.float32),
+            cause=whole(value=-1),
+            root=whole(),
+            log_evidence=real(groups),
+            scale=real(groups),
+            round=torch.zeros(groups, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def alive(self) -> torch.Tensor:
+        """bool [G, N]: particles that go on drawing."""
+        return self.reason == ALIVE
+
+    @property
+    def done(self) -> torch.Tensor:
+        """bool [G]: groups in which no particle goes on."""
+        return ~self.alive.any(-1)
+
+    def restart(self, groups: list[int], scale: float) -> None:
+        """Empty samples of weight 1 in these groups; `scale` is the first of the exponent schedule."""
+        where = torch.tensor(groups, device=self.length.device)
+        for name in ("tokens", "length", "reason", "stop_state", "log_weight", "log_p", "token_log_p", "token_log_q"):
+            getattr(self, name)[where] = 0  # ALIVE is 0
+        self.cause[where] = -1
+        self.root[where] = torch.arange(self.root.shape[1], device=where.device)
+        self.log_evidence[where] = 0
+        self.round[where] = 0
+        self.scale[where] = scale
+
+    def select(self, ancestors: torch.Tensor) -> Particles:
+        """Particle n of each group becomes a copy of particle `ancestors[g, n]` of the same group."""
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value.ndim > 1:
+                index = ancestors.reshape(*ancestors.shape, *[1] * (value.ndim - 2)).expand(-1, -1, *value.shape[2:])
+                changed[field.name] = value.gather(1, index)
+        return replace(self, **changed)
+
+
+@dataclass
+class Block:
+    """What a proposal drew for every particle in one round: B tokens at most, ragged.
+
+    `log_weight` is log gamma(x b) - log gamma(x) - log Q(b | x) for the language models and the hard potentials; soft
+    potentials are added by the round. A particle that found no allowed token has reason DEAD.
+    """
+
+    tokens: torch.Tensor  # int64 [G, N, B]
+    counts: torch.Tensor  # int64 [G, N] how many of them are real
+    log_weight: torch.Tensor  # float64 [G, N]
+    token_log_p: torch.Tensor  # float64 [G, N, B, J] log p_j, 0 beyond counts
+    token_log_q: torch.Tensor  # float64 [G, N, B] log probability under the law drawn from, 0 beyond counts
+    reason: torch.Tensor  # int64 [G, N] after the block
+    stop_state: torch.Tensor  # int64 [G, N] after the block
+    cause: torch.Tensor  # int64 [G, N] which potential left no token, -1 if none
+
+
+@dataclass
+class RoundInfo:
+    """What one round did, for results and diagnostics; shapes [G] and [G, N]."""
+
+    active: torch.Tensor  # bool [G] groups that took part
+    ess: torch.Tensor  # float64 [G] before resampling
+    resampled: torch.Tensor  # bool [G]
+    log_evidence: torch.Tensor  # float64 [G] log Z-hat of the prefix after this round
+    chi_square: torch.Tensor  # float64 [G] of the block's proposal against the local target, from the sampled weights
+    deaths: torch.Tensor  # int64 [G] particles whose weight became 0 in this round
+    ancestors: torch.Tensor  # int64 [G, N]
+    counts: torch.Tensor  # int64 [G, N] tokens committed

@@ -1,0 +1,145 @@
+"""One round of Sequential Monte Carlo, as in the textbook: propose, weigh, resample.
+
+    log w += log gamma_c(x b) - log gamma_{c-1}(x) - log Q(b | x)
+    where ESS(w) < threshold * N:  log Z-hat += log mean w;  ancestors ~ w;  w = 1
+
+Chopin & Papaspiliopoulos, "An Introduction to Sequential Monte Carlo" (2020), algorithm 10.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from smcgen.potentials.base import ALIVE, DEAD
+from smcgen.proposals.base import Proposal, World
+from smcgen.smc.factors import text_counts
+from smcgen.smc.keys import RESAMPLE
+from smcgen.smc.particles import Block, Particles, RoundInfo
+from smcgen.smc.resampling import Scheme, ancestors_in_place
+from smcgen.smc.schedule import Ramp
+from smcgen.smc.weights import effective_sample_size, log_mean_exp, normalize
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How the engine draws, whatever the target: none of it moves what is drawn from, only how well.
+
+    Attributes:
+        proposal: draws blocks.
+        scheme: one of `smcgen.smc.resampling.SCHEMES`.
+        threshold: resample a group when ESS < threshold * N; 0 never, 1 always.
+        ramp: exponents of the intermediate targets.
+        length_penalty: lambda >= 0: resample on w exp(-lambda * length), restored afterwards. Any value is legal; 0 is right
+            while live particles have equal lengths, else the mean log Z_t per token keeps short ones from winning.
+    """
+
+    proposal: Proposal
+    scheme: Scheme
+    threshold: float
+    ramp: Ramp
+    length_penalty: float = 0.0
+
+
+def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Particles, RoundInfo]:
+    """Runs one round in every group that has a live particle; other groups are left as they are."""
+    active = ~particles.done
+    particles = anneal(particles, world, torch.where(active, algorithm.ramp.scale(particles.round), particles.scale))
+    block = algorithm.proposal.extend(particles, world)
+    before, alive = particles.log_weight, particles.alive
+    particles = commit(particles, world, block)
+    # The last intermediate target is the target itself: a group that is done gets its full exponents.
+    particles = anneal(particles, world, torch.where(active & particles.done, 1.0, particles.scale))
+
+    score = particles.log_weight - algorithm.length_penalty * particles.length
+    ess = effective_sample_size(score)
+    chi_square = _chi_square(particles.log_weight - before, before)
+    evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
+    algorithm.proposal.trim(particles.length)
+    world.scorer.trim(particles.length)
+    deaths = (alive & (particles.reason == DEAD)).sum(-1)
+    particles, resampled, ancestors = resample(particles, world, algorithm, score, ess, active)
+    if particles.length.is_cuda or bool(resampled.any()):  # on a GPU asking would wait for the device
+        algorithm.proposal.fork(ancestors)
+        world.scorer.fork(ancestors)
+        world.potentials.fork(ancestors)
+    particles = replace(particles, round=particles.round + active)
+    return particles, RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts)
+
+
+def anneal(particles: Particles, world: World, scale: torch.Tensor) -> Particles:
+    """Moves every particle, finished ones included, to exponents scale * alpha_j: log w += (scale' - scale) alpha log p."""
+    exponents = world.scorer.exponents * (scale - particles.scale)[:, None]  # [G, J]
+    change = (exponents[:, None] * particles.log_p).sum(-1)
+    return replace(particles, log_weight=particles.log_weight + change, scale=scale)
+
+
+def commit(particles: Particles, world: World, block: Block) -> Particles:
+    """Appends a block, lets the soft potentials read it, and closes the telescope of those that ended."""
+    potentials = world.potentials
+    size, room = block.tokens.shape[-1], particles.tokens.shape[-1]
+    # Token t of the block goes to place length + t; what is not real goes to a column that is cut off.
+    place = particles.length[..., None] + torch.arange(size, device=block.counts.device)
+    real = torch.arange(size, device=block.counts.device) < block.counts[..., None]
+    place = torch.where(real, place, room)
+
+    def put(into: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat([into, torch.zeros_like(into[:, :, :1])], 2)
+        index = place.reshape(*place.shape, *[1] * (into.ndim - 3)).expand_as(values)
+        return wide.scatter(2, index, values.to(into.dtype))[:, :, :room]
+
+    soft, soft_cause = potentials.extend(potentials.soft, block.tokens, text_counts(block.counts, block.reason))
+    ended = particles.alive & (block.reason != ALIVE) & (block.reason != DEAD)
+    particles = replace(
+        particles,
+        tokens=put(particles.tokens, block.tokens),
+        token_log_p=put(particles.token_log_p, block.token_log_p),
+        token_log_q=put(particles.token_log_q, block.token_log_q),
+        length=particles.length + block.counts,
+        log_p=particles.log_p + block.token_log_p.sum(2),
+        log_weight=particles.log_weight + block.log_weight + soft,
+        reason=torch.where(soft == -torch.inf, DEAD, block.reason),
+        stop_state=block.stop_state,
+        cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
+    )
+    last, last_cause = potentials.finish(particles, ended & (soft > -torch.inf))
+    dead = last == -torch.inf
+    return replace(
+        particles,
+        log_weight=particles.log_weight + last,
+        reason=torch.where(dead, DEAD, particles.reason),
+        cause=torch.where(dead, last_cause, particles.cause),
+    )
+
+
+def resample(
+    particles: Particles,
+    world: World,
+    algorithm: Algorithm,
+    score: torch.Tensor,
+    ess: torch.Tensor,
+    active: torch.Tensor,
+) -> tuple[Particles, torch.Tensor, torch.Tensor]:
+    """Resamples, by log score float64 [G, N], the groups that are active, still need it and are not dead.
+
+    Returns the particles, which groups were resampled, bool [G], and the ancestors, int64 [G, N]."""
+    n = score.shape[-1]
+    go = active & ~particles.done & (ess < algorithm.threshold * n) & (ess > 0)
+    uniforms = world.keys.uniform(RESAMPLE, particles.round, 0, 2 * n)
+    ancestors = ancestors_in_place(algorithm.scheme(normalize(score), uniforms))
+    ancestors = torch.where(go[:, None], ancestors, torch.arange(n, device=ancestors.device))
+    # After resampling by a score a, particle i stands for w_i / a_i; with a = w that is 1.
+    chosen = particles.select(ancestors)
+    left = torch.where(go[:, None], chosen.log_weight - score.gather(1, ancestors), chosen.log_weight)
+    evidence = particles.log_evidence + torch.where(go, log_mean_exp(score), 0.0)
+    return replace(chosen, log_weight=left, log_evidence=evidence), go, ancestors
+
+
+def _chi_square(increment: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Weighted estimate of E[w**2] / E[w]**2 - 1 of the block's weights, from one round: [G, N] -> [G]."""
+    base = normalize(before)
+    top = increment.amax(-1, keepdim=True)
+    w = (increment - torch.where(top.isfinite(), top, 0.0)).exp()
+    mean = (base * w).sum(-1)
+    return torch.where(mean > 0, (base * w.square()).sum(-1) / mean.square().clamp(min=1e-300) - 1, 0.0)

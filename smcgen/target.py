@@ -1,0 +1,200 @@
+"""The algebra in which a target is declared: language models and potentials, raised to powers and multiplied.
+
+    gamma(x) = prod_j p_j(x | prompt_j)**alpha_j * prod_i phi_i(text of x)**beta_i
+
+A `Target` is a flat, immutable product of factors with exponents. Nothing is loaded or computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smcgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from smcgen.lm.base import LanguageModel
+
+
+class Factor:
+    """Anything that can stand in a product: a language model, a potential, or a product of these."""
+
+    hard = False
+
+    def factors(self) -> tuple[tuple[Factor, float], ...]:
+        """The factors of this expression with their exponents."""
+        return ((self, 1.0),)
+
+    def __mul__(self, other: Factor) -> Target:
+        if not isinstance(other, Factor):
+            return NotImplemented
+        return Target.product(*self.factors(), *other.factors())
+
+    def __pow__(self, exponent: float) -> Target:
+        """Every factor to the power `exponent`. Raises UsageError where a power means nothing: a hard constraint has
+        values 0 and 1, a potential may be 0 and has no negative power, and exponent 0 would remove the factor."""
+        if isinstance(exponent, bool) or not isinstance(exponent, int | float):
+            return NotImplemented
+        if not math.isfinite(exponent) or exponent == 0:
+            raise UsageError(f"exponent {exponent}: give a finite number other than 0 (to drop a factor, leave it out)")
+        for factor, _ in self.factors():
+            if factor.hard:
+                raise UsageError(
+                    f"{factor!r} is a hard constraint (values 0 and 1), a power does not change it: "
+                    f"write the power on the other factors only, e.g. lm**{exponent:g} * constraint"
+                )
+            if exponent < 0 and not isinstance(factor, LM):
+                raise UsageError(f"{factor!r} may be 0 and has no negative power: write a potential that returns -log phi")
+        return Target.product(*((factor, power * exponent) for factor, power in self.factors()))
+
+    def __truediv__(self, other: Factor) -> Target:
+        if not isinstance(other, Factor):
+            return NotImplemented
+        return self * other**-1
+
+
+@dataclass(frozen=True)
+class Target(Factor):
+    """A product of factors with exponents; make one with `*` and `**`."""
+
+    terms: tuple[tuple[Factor, float], ...]
+
+    @classmethod
+    def product(cls, *terms: tuple[Factor, float]) -> Target:
+        """Multiplies, adding the exponents of language models that occur twice (same model, prompt and temperature)."""
+        merged: list[tuple[Factor, float]] = []
+        for factor, power in terms:
+            twin = next((i for i, (f, _) in enumerate(merged) if isinstance(f, LM) and f == factor), None)
+            if twin is None:
+                merged.append((factor, power))
+            else:
+                merged[twin] = (factor, merged[twin][1] + power)
+        return cls(tuple((f, p) for f, p in merged if p != 0))
+
+    def factors(self) -> tuple[tuple[Factor, float], ...]:
+        return self.terms
+
+    @property
+    def lms(self) -> list[tuple[LM, float]]:
+        """Language models with their exponents alpha_j, in the order written."""
+        return [(f, p) for f, p in self.terms if isinstance(f, LM)]
+
+    @property
+    def potentials(self) -> list[tuple[Factor, float]]:
+        """Potentials with their exponents beta_i, in the order written."""
+        return [(f, p) for f, p in self.terms if not isinstance(f, LM)]
+
+    def __repr__(self) -> str:
+        return " * ".join(repr(f) if p == 1 else f"{f!r}**{p:g}" for f, p in self.terms)
+
+
+@dataclass
+class Handle:
+    """What a language model is made from, and the model once it is loaded (shared by all LMs derived from one)."""
+
+    spec: Any
+    tokenizer: Any = None
+    device: str | None = None
+    dtype: str | None = None
+    source: Handle | None = None  # this model is a quantised copy of that one
+    bits: int | None = None
+    loaded: LanguageModel | None = None
+
+    @property
+    def name(self) -> str:
+        if self.source is not None:
+            return f"{self.source.name}:int{self.bits}"
+        if isinstance(self.spec, str):
+            return self.spec
+        return getattr(self.spec, "name", None) or type(self.spec).__name__
+
+    def load(self) -> LanguageModel:
+        """The model, read now if it has not been. Raises ModelError if it cannot be had."""
+        from smcgen.lm.base import LanguageModel  # imports torch
+
+        if isinstance(self.spec, LanguageModel):
+            return self.spec
+        if self.loaded is None:
+            from smcgen.lm.load import load, quantized  # imports transformers
+
+            if self.source is not None:
+                assert self.bits is not None
+                self.loaded = quantized(self.source.load(), self.bits)
+            else:
+                self.loaded = load(self.spec, self.tokenizer, device=self.device, dtype=self.dtype)
+        return self.loaded
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LM(Factor):
+    """A language model as a factor of a target: p(x | prompt), the probability of a whole token sequence.
+
+    Args:
+        spec: hub id, local folder, .gguf file, "tiny" (the pair that ships inside), a transformers model in memory, or an
+            object that satisfies `smcgen.lm.base.LanguageModel`.
+        tokenizer: needed with a transformers model in memory, else read from beside the weights.
+        device, dtype: e.g. "cuda", "bfloat16"; by default a GPU if there is one, and bfloat16 there, float32 on a CPU.
+
+    The model is loaded when it is first needed.
+    """
+
+    handle: Handle
+    prompt: Any = None
+    temperature: float = 1.0
+
+    def __init__(self, spec: Any, tokenizer: Any = None, *, device: str | None = None, dtype: str | None = None):
+        handle = spec if isinstance(spec, Handle) else Handle(spec, tokenizer, device, dtype)
+        object.__setattr__(self, "handle", handle)
+
+    @property
+    def name(self) -> str:
+        return self.handle.name
+
+    def given(self, prompt: str | Sequence[Any]) -> LM:
+        """This model reading its own prompt (text, chat messages or token ids) in place of the call's."""
+        frozen = prompt if isinstance(prompt, str) else tuple(prompt)
+        return self._with(prompt=frozen)
+
+    def at(self, *, temperature: float) -> LM:
+        """softmax(logits / temperature): another base model, which is not a power of this one (see `**`)."""
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not math.isfinite(temperature):
+            raise UsageError(f"temperature {temperature!r}: give a positive number")
+        if temperature <= 0:
+            raise UsageError(
+                f"temperature {temperature:g}: give a positive number; for nearly greedy text use a small one such as 0.01"
+            )
+        return self._with(temperature=float(temperature))
+
+    def quantized(self, bits: int = 8) -> LM:
+        """A copy with weights rounded to `bits` bits (8, 6, 5, 4 or 3), for use as a draft."""
+        return LM(Handle(None, source=self.handle, bits=bits))._with(prompt=self.prompt, temperature=self.temperature)
+
+    def load(self) -> LanguageModel:
+        """The loaded model. Raises ModelError."""
+        return self.handle.load()
+
+    def _with(self, **changes: Any) -> LM:
+        new = LM(self.handle)
+        for name in ("prompt", "temperature"):
+            object.__setattr__(new, name, changes.get(name, getattr(self, name)))
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LM) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((id(self.handle), self.temperature))
+
+    def _key(self) -> tuple:
+        return id(self.handle), self.temperature, self.prompt
+
+    def __repr__(self) -> str:
+        text = f"LM({self.name!r})"
+        if self.prompt is not None:
+            shown = repr(self.prompt)
+            text += f".given({shown if len(shown) <= 40 else shown[:37] + '...'})"
+        if self.temperature != 1:
+            text += f".at(temperature={self.temperature:g})"
+        return text
