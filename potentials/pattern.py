@@ -1,9 +1,9 @@
 """Python's regular expressions re-written for the Rust engine, so that both mean the same set of texts.
 
-The tree of `re._parser` is walked and emitted anew: every character class becomes explicit code point ranges computed by
-Python itself (Unicode tables, case folding and `\\w` differ between the two languages), every literal is escaped. The result is
-an expression in the syntax of an llguidance terminal, whose operators `&` and `~` also express look-arounds and word
-boundaries. A construct that cannot be expressed raises `Inexpressible` with the reason; nothing is approximated here.
+The tree of `re._parser` is walked and emitted anew: every character class becomes explicit code point ranges computed
+by Python itself (Unicode tables, case folding and `\\w` differ between the two), every literal is escaped. The result
+is an expression in the syntax of an llguidance terminal, whose operators `&` and `~` also express look-arounds
+and word boundaries. What cannot be expressed raises `Inexpressible` with the reason; nothing is approximated here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY = "[a&&b]"  # no text at all, as a regular expression
 Ranges = list[tuple[int, int]]
 
 MAX_CODE = 0x10FFFF
-ASSIGNED = 0x40000  # no code point from here on has case, is a digit, a space or a word character in any Unicode version
+ASSIGNED = 0x40000  # from here on no code point has case, or is a digit, a space or a word character
 SURROGATES = (0xD800, 0xDFFF)  # in no UTF-8 text
 CATEGORIES = {
     _C.CATEGORY_DIGIT: r"\d",
@@ -31,6 +31,7 @@ CATEGORIES = {
     _C.CATEGORY_WORD: r"\w",
     _C.CATEGORY_NOT_WORD: r"\W",
 }
+NO_BOUNDARY_IN_NOTHING = re.fullmatch(r"\B", "") is None  # Python before 3.14
 REPEATS = (_C.MAX_REPEAT, _C.MIN_REPEAT)
 BEGIN = (_C.AT_BEGINNING, _C.AT_BEGINNING_STRING)
 END = (_C.AT_END, _C.AT_END_STRING)
@@ -53,8 +54,8 @@ def parse(pattern: str, flags: int = 0) -> Any:
 def terminal(pattern: str, flags: int = 0) -> str:
     """The texts x with `re.fullmatch(pattern, x, flags)`, as an llguidance terminal expression.
 
-    Raises Inexpressible for back-references, conditionals, possessive and atomic groups, and for look-arounds and anchors
-    inside a repetition or before more text in a group."""
+    Raises Inexpressible for back-references, conditionals, possessive and atomic groups, and for look-arounds and
+    anchors inside a repetition or before more text in a group."""
     tree = parse(pattern, flags)
     return expression(list(tree), tree.state.flags)
 
@@ -78,20 +79,31 @@ def expression(items: Sequence[Any], flags: int, first: bool = True) -> str:
         starts = first and not before
         if op in (_C.ASSERT, _C.ASSERT_NOT):
             direction, body = arg
-            inner, no = expression(list(body), flags, first=False), "~" if op is _C.ASSERT_NOT else ""
+            no = "~" if op is _C.ASSERT_NOT else ""
             left, right = _piece(before, flags, first), expression(after, flags, starts)
             if direction > 0:
-                return f"({left} ({right} & {no}({inner} {ANY})))"
+                return f"({left} ({right} & {no}{_ahead(list(body), flags, starts)}))"
             _require_sight(before, body.getwidth()[1], first)
-            return f"(({left} & {no}({ANY} {inner})) {right})"
+            return f"(({left} & {no}({ANY} {_piece(body, flags, False)})) {right})"
         if op is _C.AT and arg in BOUNDARIES:
             _require_sight(before, 1, first)
-            return _boundary(_piece(before, flags, first), expression(after, flags, starts), flags, BOUNDARIES[arg])
+            left, right = _piece(before, flags, first), expression(after, flags, starts)
+            found = _boundary(left, right, flags, BOUNDARIES[arg])
+            return f"({found} & /(?s:.)+/)" if arg is _C.AT_NON_BOUNDARY and NO_BOUNDARY_IN_NOTHING else found
         if not after and _looks_around(op, arg):
             alternatives, inner_flags = _last(op, arg, flags)
             inner = [expression(list(branch), inner_flags, starts) for branch in alternatives]
             return f"({_piece(before, flags, first)} ({' | '.join(inner)}))"
     return _piece(items, flags, first, last=True)
+
+
+def _ahead(body: list[Any], flags: int, first: bool) -> str:
+    """The texts that a look-ahead sees: its body and whatever follows, or the end of the text if it asks for that."""
+    if body and body[-1] == (_C.AT, _C.AT_END_STRING):
+        return expression(body[:-1], flags, first)
+    if body and body[-1] == (_C.AT, _C.AT_END):
+        return expression([*body[:-1], *_parser.parse("\\n?")], flags, first)
+    return expression([*body, *_parser.parse("(?s:.*)")], flags, first)
 
 
 def _require_sight(before: Sequence[Any], width: int, first: bool) -> None:
@@ -141,7 +153,7 @@ def _piece(items: Sequence[Any], flags: int, first: bool, last: bool = False) ->
 
 
 def _emit(items: Sequence[Any], flags: int, first: bool = False, last: bool = False) -> str:
-    """Items without look-arounds as one regular expression. Anchors are void where they stand at the very end of the text."""
+    """Items without look-arounds as one regular expression. Anchors are void at the very ends of the text."""
     out = []
     for i, (op, arg) in enumerate(items):
         begins, ends = first and not any(out), last and all(o is _C.AT for o, _ in items[i + 1 :])
@@ -164,7 +176,7 @@ def _emit(items: Sequence[Any], flags: int, first: bool = False, last: bool = Fa
 
 def _reason(op: Any, arg: Any) -> str:
     if op in (_C.ASSERT, _C.ASSERT_NOT) or (op is _C.AT and arg in BOUNDARIES):
-        return "a look-around or word boundary inside a repetition, or in a group that more text follows, cannot be computed"
+        return "a look-around or word boundary in a repetition, or in a group that more text follows, is not supported"
     if op is _C.AT:
         return "an anchor (^ or $) is possible only at the very beginning or the very end"
     names = {

@@ -1,0 +1,56 @@
+"""Texts that a regular expression matches whole, in Python's meaning of it."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from smcgen.errors import UsageError
+from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.engine import Engine, Recognizer
+from smcgen.potentials.pattern import Inexpressible, terminal
+from smcgen.potentials.stops import fold
+
+
+def regex(pattern: str | re.Pattern[str]) -> Regular:
+    """phi(text) = 1 if `re.fullmatch(pattern, text)`, else 0: a hard constraint, exact.
+
+    Flags go inside, as `(?i)`, or with a compiled pattern. Look-arounds and word boundaries are understood outside of
+    repetitions. Raises UsageError for back-references, possessive repetitions and such, with the reason."""
+    if isinstance(pattern, re.Pattern):
+        source, flags = pattern.pattern, pattern.flags
+    else:
+        source, flags = pattern, 0
+    if not isinstance(source, str):
+        raise UsageError(f"regex: expected a string pattern, got {type(source).__name__}")
+    try:
+        expression = terminal(source, flags)
+    except Inexpressible as error:
+        raise UsageError(f"regex {source!r}: {error}") from None
+    return Regular(f"regex({source!r})", expression)
+
+
+class Regular(Constraint):
+    """A regular language, given by a terminal expression of the engine."""
+
+    def __init__(self, name: str, expression: str):
+        self.name, self.expression = name, expression
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def accepts(self, text: str) -> bool:
+        return self._recognizer(text)
+
+    @cached_property
+    def _recognizer(self) -> Recognizer:
+        return Recognizer(_grammar(self.expression), self.name)
+
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
+        return Engine(_grammar(fold(self.expression, stops)), vocabulary, self.name)
+
+
+def _grammar(expression: str) -> str:
+    # A complement holds byte strings that are no UTF-8 text, hence the intersection with all texts.
+    return f"start: TEXT\nTEXT: ({expression}) & /(?s:.)*/\n"
