@@ -18,6 +18,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "LM",
+    "Impossible",
+    "ModelError",
+    "NoSurvivors",
+    "Posterior",
+    "Posteriors",
+    "Potential",
+    "PotentialError",
+    "Ramp",
+    "SmcgenError",
+    "Target",
+    "UsageError",
+    "asample",
+    "check",
+    "potential",
+    "regex",
+    "sample",
+]
+
 _HOME = {
     "smcgen.errors": ("SmcgenError", "UsageError", "ModelError", "PotentialError", "Impossible", "NoSurvivors"),
     "smcgen.posterior": ("Posterior", "Posteriors"),
@@ -30,7 +50,6 @@ _HOME = {
     "smcgen.target": ("LM", "Target"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE)
 
 
 def __getattr__(name: str) -> Any:

@@ -204,7 +204,9 @@ def _plan(
         ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
-            raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
+            raise UsageError(
+                f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most))
+            )
     if block is not None and draft is None:
         raise UsageError("block has no effect without a draft: name a draft model, or leave block out")
     if draft_temperature is not None:
@@ -283,7 +285,9 @@ def _run(
         potential_seconds=world.potentials.seconds,
         device=str(base.device),
         models=[reader.lm.name for reader in readers],
-        ignored_defaults={lm.name: lm.ignored for lm in {*models, *([draft] if draft else [])} if getattr(lm, "ignored", None)},
+        ignored_defaults={
+            lm.name: lm.ignored for lm in {*models, *([draft] if draft else [])} if getattr(lm, "ignored", None)
+        },
     )
     return record
 

@@ -85,7 +85,7 @@ class TableLM:
         return mass / mass.sum()
 
 
-def tables(seed: int = 0, noise: float = 0.8) -> tuple[TableLM, TableLM]:
+def tables(seed: int = 0, noise: float = 0.6) -> tuple[TableLM, TableLM]:
     """A base model with normal logits of deviation 1.2, and a draft that is 0.6 of it plus noise."""
     generator = torch.Generator().manual_seed(seed)
     base = 1.2 * torch.randn(V + 1, V + 1, V, generator=generator)

@@ -1,8 +1,8 @@
 """The contract between the engine and a language model.
 
-A *context* is one language model with one prompt per group: `groups * particles` rows, flat, row = group * particles + particle.
-It remembers, for each row, the tokens it has read (their K/V, or whatever the model keeps). Lengths may differ inside a
-group. The engine never asks a model for more than the five verbs below, so a table of probabilities in a test and a
+A *context* is one language model with one prompt per group: `groups * particles` rows, flat, row = group * particles +
+particle. It remembers, for each row, the tokens it has read (their K/V, or whatever the model keeps). Lengths may differ
+inside a group. The engine never asks a model for more than the five verbs below, so a table of probabilities in a test and a
 transformers model on a paged cache are the same thing to it.
 """
 

@@ -102,7 +102,7 @@ class Drawing:
         self.log_weight = torch.where(dead, -torch.inf, self.log_weight)
 
     def block(self) -> Block:
-        used = (torch.arange(self.size, device=self.counts.device) < self.counts[..., None])
+        used = torch.arange(self.size, device=self.counts.device) < self.counts[..., None]
         return Block(
             tokens=self.tokens[..., :-1],
             counts=self.counts,

@@ -193,11 +193,15 @@ class Potentials:
             return change.to(self.device), cause.to(self.device)
         began = time.perf_counter()
         reasons = particles.reason.flatten().cpu()[rows]
-        texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
+        texts = self.text_of(
+            particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons
+        )
         for i, potential in enumerate(self.bound):
             delta = potential.finish(self.states[i], rows, texts, reasons.tolist())
             at = change.view(-1)
-            cause.view(-1)[rows] = torch.where((delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows])
+            cause.view(-1)[rows] = torch.where(
+                (delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows]
+            )
             at[rows] += self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
         return change.to(self.device), cause.to(self.device)

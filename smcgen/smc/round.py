@@ -49,13 +49,11 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     block = algorithm.proposal.extend(particles, world)
     before, alive = particles.log_weight, particles.alive
     particles = commit(particles, world, block)
-    # The last intermediate target is the target itself: a group that is done gets its full exponents.
-    particles = anneal(particles, world, torch.where(active & particles.done, 1.0, particles.scale))
+    particles = complete(particles, world, active)
 
     score = particles.log_weight - algorithm.length_penalty * particles.length
     ess = effective_sample_size(score)
     chi_square = _chi_square(particles.log_weight - before, before)
-    evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
     algorithm.proposal.trim(particles.length)
     world.scorer.trim(particles.length)
     deaths = (alive & (particles.reason == DEAD)).sum(-1)
@@ -64,7 +62,9 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
         algorithm.proposal.fork(ancestors)
         world.scorer.fork(ancestors)
         world.potentials.fork(ancestors)
+    particles = complete(particles, world, active)  # resampling can leave finished particles alone
     particles = replace(particles, round=particles.round + active)
+    evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
     return particles, RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts)
 
 
@@ -73,6 +73,11 @@ def anneal(particles: Particles, world: World, scale: torch.Tensor) -> Particles
     exponents = world.scorer.exponents * (scale - particles.scale)[:, None]  # [G, J]
     change = (exponents[:, None] * particles.log_p).sum(-1)
     return replace(particles, log_weight=particles.log_weight + change, scale=scale)
+
+
+def complete(particles: Particles, world: World, active: torch.Tensor) -> Particles:
+    """The last intermediate target is the target itself: a group that is done gets its full exponents."""
+    return anneal(particles, world, torch.where(active & particles.done, 1.0, particles.scale))
 
 
 def commit(particles: Particles, world: World, block: Block) -> Particles:
