@@ -49,7 +49,8 @@ def paged_attention(
     score = (q @ k.transpose(2, 3)).mul_(scale).view(rows, heads, steps, span)
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
-    position = length[:, None] + torch.arange(steps, device=length.device)
+    # padding tokens may stand past the end: they see something all the same, for NaN would spread through their writes
+    position = (length[:, None] + torch.arange(steps, device=length.device)).clamp(max=span - 1)
     at = torch.arange(span, device=length.device)
     hidden = at > position[..., None]
     if window is not None:

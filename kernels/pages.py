@@ -25,8 +25,10 @@ def named(table: torch.Tensor, length: torch.Tensor, page: int) -> torch.Tensor:
 def used(table: torch.Tensor, length: torch.Tensor, page: int, pages: int) -> torch.Tensor:
     """bool [pages]: the pages that some row names (scratch is not one of them)."""
     names = torch.where(named(table, length, page), table, 0).flatten()
-    return torch.zeros(pages, dtype=torch.bool, device=table.device).index_fill_(0, names, True).index_fill_(
-        0, names.new_zeros(1), False
+    return (
+        torch.zeros(pages, dtype=torch.bool, device=table.device)
+        .index_fill_(0, names, True)
+        .index_fill_(0, names.new_zeros(1), False)
     )
 
 

@@ -3,54 +3,12 @@
 import numpy as np
 import pytest
 from llguidance import LLMatcher
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from smcgen.errors import ModelError, UsageError
-from smcgen.lm.vocabulary import Vocabulary, _byte_letters
-
-TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}"
-    "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-MARKUP = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
-
-
-def byte_level(extra=("ab", "Ġa", "Ġ1"), bos=True, template=TEMPLATE, markup=MARKUP, order=1):
-    """256 bytes, some merges and special tokens; `bos`: the tokenizer puts <s> in front by itself."""
-    letters = list(_byte_letters())[::order]
-    tokens = [*letters, *extra]
-    merges = [(token[:-1], token[-1]) for token in extra]
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in markup])
-    backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("é\n", normalized=False)])
-    if bos:
-        start = backend.token_to_id("<s>")
-        backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", start)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>" if bos else None, eos_token="</s>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def sentencepiece(prefix=True):
-    """A tokenizer in the manner of Llama 2: U+2581 for blanks, byte fallback, a decoder that strips the first blank."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "▁ab", "▁▁"]
-    merges = [("▁", "a"), ("▁a", "b"), ("▁", "▁")]
-    backend = Tokenizer(
-        models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
-    steps = [normalizers.Prepend("▁")] if prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens([AddedToken(token, special=True) for token in pieces[:3]])
-    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
+from smcgen.lm.vocabulary import Vocabulary
+from tests.tiny_models import MARKUP, byte_level, sentencepiece
 
 TEXTS = ["ab a 1é\n", "  two  blanks 12", "naïve 😀 <think> x", "\t\r\n\x00", "日本語 ab"]
 
@@ -211,9 +169,7 @@ def test_agreement():
     assert plain.difference(Vocabulary("d", [b"a", b"x"], special=[1])) == (
         "token 1 ('x') is a special token in d and text in base"
     )
-    assert Vocabulary("base", [b"\xff"]).difference(Vocabulary("d", [b"a"])) == (
-        "token 0 is b'\\xff' in base and 'a' in d"
-    )
+    assert Vocabulary("base", [b"\xff"]).difference(Vocabulary("d", [b"a"])) == ("token 0 is b'\\xff' in base and 'a' in d")
 
 
 def test_without_a_tokenizer():

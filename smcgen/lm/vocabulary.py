@@ -54,9 +54,7 @@ class Vocabulary:
         self.tokens = tuple(b"" if i in silent else token for i, token in enumerate(self.spelling))
 
     @classmethod
-    def from_tokenizer(
-        cls, tokenizer: Any, name: str, end_ids: Iterable[int] = (), size: int | None = None
-    ) -> Vocabulary:
+    def from_tokenizer(cls, tokenizer: Any, name: str, end_ids: Iterable[int] = (), size: int | None = None) -> Vocabulary:
         """The vocabulary of a transformers tokenizer that is backed by the `tokenizers` library.
 
         end_ids: end tokens that the model names; the tokenizer's own is added.

@@ -1,0 +1,199 @@
+"""A transformers model behind the engine's contract: unmodified modules, K/V in pages, any rows forked at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smcgen.errors import ModelError
+from smcgen.lm.attention import Reading
+from smcgen.lm.base import Context
+from smcgen.lm.pages import PAGE, CacheShape, Pages
+from smcgen.lm.vocabulary import Vocabulary
+
+CHUNK = 512  # tokens of one prompt that a forward reads
+PREFILL = 4096  # tokens of all prompts together that a forward reads
+
+
+@dataclass
+class PagedContext(Context):
+    """Rows whose K/V lie in pages. `isolate`: one forward per group. `longest`: no row is longer, known on the host."""
+
+    pages: Pages
+    isolate: bool
+    longest: int = 0
+
+    def pages_in_use(self) -> int:
+        """Pages that some row reads (waits for the device)."""
+        return self.pages.in_use()
+
+    def pages_unshared(self) -> int:
+        """Pages that separate caches would take (waits for the device)."""
+        return self.pages.unshared()
+
+
+class PagedLM:
+    """A transformers causal language model whose attention goes through `smcgen.lm.attention`.
+
+    Made by `smcgen.lm.load.load`, which also checks that the model can be read this way.
+
+    Attributes:
+        model: the transformers model, in evaluation mode, its attention replaced.
+        ignored: settings of the model's own generation defaults that change probabilities, which nothing here applies.
+        name, vocabulary, device, max_tokens: see `smcgen.lm.base.LanguageModel`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        vocabulary: Vocabulary,
+        shape: CacheShape,
+        max_tokens: int | None = None,
+        ignored: dict[str, Any] | None = None,
+        page: int = PAGE,
+    ):
+        self.name, self.model, self.vocabulary, self.shape = name, model, vocabulary, shape
+        self.max_tokens, self.ignored, self.page = max_tokens, ignored or {}, page
+        self.device: torch.device = model.get_input_embeddings().weight.device
+
+    def __repr__(self) -> str:
+        return f"PagedLM({self.name!r}, {len(self.vocabulary)} tokens, {self.shape.dtype}, {self.device})"
+
+    def open(self, groups: int, particles: int, prompt_tokens: int, new_tokens: int, isolate: bool = False) -> PagedContext:
+        """See the contract. Rows must not be trimmed to less than their prompt and then read on: its pages are shared."""
+        if self.max_tokens is not None and prompt_tokens > self.max_tokens:
+            raise ModelError(
+                f"a prompt of {prompt_tokens} tokens is longer than the {self.max_tokens} that {self.name} can read: shorten it"
+            )
+        pages = Pages.reserve(self.shape, groups, particles, prompt_tokens, new_tokens, self.device, self.name, self.page)
+        return PagedContext(groups, particles, pages.length, pages, isolate)
+
+    @torch.no_grad()
+    def prefill(self, context: Context, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """See the contract. A prompt is read by the first row that needs it; the others name its pages."""
+        assert isinstance(context, PagedContext)
+        reader: dict[tuple[int, ...], int] = {}
+        ancestors = torch.arange(context.rows)
+        fresh = torch.zeros(context.rows, dtype=torch.bool)
+        for group, prompt in zip(groups, prompts, strict=True):
+            rows = slice(group * context.particles, (group + 1) * context.particles)
+            ancestors[rows] = reader.setdefault(tuple(prompt), rows.start)
+            fresh[rows] = True
+        context.length.masked_fill_(fresh.to(self.device), 0)
+        for batch in _batches(reader, 1 if context.isolate else PREFILL):
+            longest = max(len(prompt) for prompt, _ in batch)
+            for start in range(0, longest, CHUNK):
+                chunks = [(prompt[start : start + CHUNK], row) for prompt, row in batch if len(prompt) > start]
+                self._read_prompts(context, chunks)
+        context.pages.fork(ancestors.to(self.device))
+        context.longest = max([context.longest, *(len(prompt) for prompt in reader)])
+
+    def _read_prompts(self, context: PagedContext, chunks: Sequence[tuple[Sequence[int], int]]) -> None:
+        tokens = torch.zeros(len(chunks), max(len(ids) for ids, _ in chunks), dtype=torch.int64)
+        for i, (ids, _) in enumerate(chunks):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+        tokens = tokens.to(self.device)
+        rows = torch.tensor([row for _, row in chunks], device=self.device)
+        counts = torch.tensor([len(ids) for ids, _ in chunks], device=self.device)
+        context.pages.grow(torch.zeros_like(context.length).index_copy_(0, rows, counts))
+        context.pages.verify()
+        longest = int((context.length[rows] + counts).max())
+        self._forward(context.pages, rows, tokens, counts, longest, keep=1)
+        context.length.index_add_(0, rows, counts)
+
+    @torch.no_grad()
+    def extend(self, context: Context, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """See the contract."""
+        assert isinstance(context, PagedContext)
+        context.pages.grow(counts)
+        steps, capacity = tokens.shape[1], context.pages.table.shape[1] * self.page
+        context.longest = min(context.longest + steps, capacity)
+        if self.device.type == "cpu":
+            context.pages.verify()
+        if self.device.type == "cpu" or context.isolate:
+            logits = self._extend_dense(context, tokens, counts)
+        else:
+            rows = torch.arange(context.rows, device=self.device)
+            logits = self._forward(context.pages, rows, tokens, counts, context.longest)
+        context.length.add_(counts)
+        return logits
+
+    def _extend_dense(self, context: PagedContext, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Forwards of the shapes that the counts ask for, one for each group under `isolate`: what a group's forward
+        looks like then depends on nothing outside the group. Waits for the device."""
+        out: torch.Tensor | None = None
+        groups = context.groups if context.isolate else 1
+        for group in range(groups):
+            first = group * (context.rows // groups)
+            rows = first + counts[first : first + context.rows // groups].nonzero()[:, 0]
+            if len(rows) == 0:
+                continue
+            steps = int(counts[rows].max())
+            longest = int((context.length + counts)[rows].max())
+            logits = self._forward(context.pages, rows, tokens[rows, :steps], counts[rows], longest)
+            if len(rows) == context.rows and steps == tokens.shape[1]:
+                return logits
+            if out is None:
+                out = logits.new_zeros(*tokens.shape, logits.shape[-1])
+            out[rows, :steps] = logits
+        if out is None:
+            out = torch.zeros(*tokens.shape, len(self.vocabulary), dtype=self.shape.dtype, device=self.device)
+        return out
+
+    def fork(self, context: Context, ancestors: torch.Tensor) -> None:
+        """See the contract. Moves no K/V: a page that rows then share is copied when one of them writes to it."""
+        assert isinstance(context, PagedContext)
+        context.pages.fork(ancestors)
+
+    def trim(self, context: Context, lengths: torch.Tensor) -> None:
+        """See the contract."""
+        assert isinstance(context, PagedContext)
+        context.length.copy_(lengths)
+
+    def _forward(
+        self,
+        pages: Pages,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        longest: int,
+        keep: int = 0,
+    ) -> torch.Tensor:
+        """Logits [rows, T, V] (of the last `keep` tokens only, unless 0) of `tokens` int64 [rows, T] for the rows
+        numbered `rows`, whose pages are there. `longest`: no row will hold more tokens."""
+        table, length = pages.table[rows], pages.length[rows]
+        step = torch.arange(tokens.shape[1], device=self.device)
+        real = step < counts[:, None]
+        position = torch.where(real, length[:, None] + step, 0)
+        slot = table.gather(1, position // pages.page) * pages.page + position % pages.page
+        reading = Reading(
+            pages,
+            table,
+            length,
+            slot=torch.where(real, slot, step % pages.page),  # padding goes to scratch
+            columns=-(-longest // pages.page),
+        )
+        output = self.model(
+            input_ids=torch.where(real, tokens, 0),
+            position_ids=position,
+            use_cache=False,
+            logits_to_keep=keep,
+            reading=reading,
+        )
+        return output.logits[..., : len(self.vocabulary)]
+
+
+def _batches(reader: dict[tuple[int, ...], int], budget: int) -> Iterator[list[tuple[tuple[int, ...], int]]]:
+    """Prompts with the rows that read them, together while right padding keeps a forward within `budget` tokens."""
+    batch: list[tuple[tuple[int, ...], int]] = []
+    for prompt, row in sorted(reader.items(), key=lambda item: len(item[0])):
+        if batch and (len(batch) + 1) * min(len(prompt), CHUNK) > budget:
+            yield batch
+            batch = []
+        batch.append((prompt, row))
+    if batch:
+        yield batch
