@@ -76,9 +76,9 @@ def load(path: Path, dtype: torch.dtype, with_tokenizer: bool = True) -> tuple[A
         file = read(path)
     except (struct.error, ValueError, KeyError, IndexError, OSError, UnicodeDecodeError, OverflowError) as error:
         raise ModelError(f"{path} is no whole GGUF file ({error}): fetch it anew") from error
-    if not _in_family(file):
-        return _load_by_transformers(path, file, dtype, with_tokenizer)
     try:
+        if not _in_family(file):
+            return _load_by_transformers(path, file, dtype, with_tokenizer)
         config = _config(file)
         state = {
             _transformers_name(name): _weight(file, name, config).to(dtype) for name in file.tensors if name != _ROPE_FACTORS
@@ -88,7 +88,9 @@ def load(path: Path, dtype: torch.dtype, with_tokenizer: bool = True) -> tuple[A
         )
         if _ROPE_FACTORS in file.tensors:
             model.model.rotary_emb.inv_freq /= tensor(file, _ROPE_FACTORS)
-    except (KeyError, ValueError, RuntimeError) as error:
+    except KeyError as error:
+        raise ModelError(f"{path} lacks the key {error}: fetch another file of this model") from error
+    except (ValueError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch another file of this model") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))

@@ -91,7 +91,7 @@ def load(
         if name.lower().endswith(".gguf"):
             if not Path(name).expanduser().is_file():
                 raise ModelError(f"there is no file {name}: check the path")
-            model, own = gguf.load(Path(name).expanduser(), kind)
+            model, own = gguf.load(Path(name).expanduser(), kind, with_tokenizer=tokenizer is None)
             name = Path(name).stem
         else:
             source, local = _find(name)
