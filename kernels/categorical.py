@@ -8,19 +8,25 @@ from __future__ import annotations
 import torch
 
 
-def log_softmax(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """log softmax(logits / temperature) over the last axis, in float32 whatever the logits' dtype.
-
-    The largest logit is subtracted before the division, so that no temperature, however small, overflows."""
+def scaled(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """(logits - their maximum) / temperature, float32 [..., V]: an unnormalised log mass that no temperature overflows."""
     logits = logits.float()
-    if temperature == 1:
-        return logits.log_softmax(-1)
-    return ((logits - logits.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted if temperature == 1 else shifted / temperature
+
+
+def log_softmax(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """log softmax(logits / temperature) over the last axis, float64 [..., V]; the normaliser is summed in float64, so that
+    probabilities add up to 1 within 1e-8 whatever the vocabulary."""
+    mass = scaled(logits, temperature)
+    return mass.double() - mass.exp().sum(-1, keepdim=True, dtype=torch.float64).log()
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """log softmax(logits / temperature) at given tokens: logits [..., V], tokens int64 [...] -> float64 [...]."""
-    return log_softmax(logits, temperature).gather(-1, tokens[..., None])[..., 0].double()
+    mass = scaled(logits, temperature)
+    log_total = mass.exp().sum(-1, dtype=torch.float64).log()
+    return mass.gather(-1, tokens[..., None])[..., 0].double() - log_total
 
 
 def unpack(bits: torch.Tensor, size: int) -> torch.Tensor:
@@ -47,7 +53,7 @@ def draw(
         log_mass = log_mass.masked_fill(~allowed, -torch.inf)
     top = log_mass.amax(-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0.0, top)
-    cumulative = (log_mass - top).exp().cumsum(-1, dtype=torch.float64)
+    cumulative = (log_mass - top).float().exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     token = torch.searchsorted(cumulative, uniform[..., None] * total, right=True)
     token = torch.minimum(token, torch.searchsorted(cumulative, total.contiguous()))  # rounding at the upper end

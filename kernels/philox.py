@@ -30,7 +30,11 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> tuple[tor
     return a, b, c, d
 
 
-def uniform(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> torch.Tensor:
-    """One float64 in the open interval (0, 1) per counter: 53 bits offset by half a step, so never 0 and never 1."""
-    high, low, _, _ = philox(counter, key)
+def uniforms(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two independent float64 in the open interval (0, 1) per counter: 53 bits offset by half a step, never 0 and never 1."""
+    a, b, c, d = philox(counter, key)
+    return _uniform(a, b), _uniform(c, d)
+
+
+def _uniform(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     return ((high >> 5).double() * 67108864.0 + (low >> 6).double() + 0.5) / 9007199254740992.0

@@ -204,9 +204,7 @@ def _plan(
         ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
-            raise UsageError(
-                f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most))
-            )
+            raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
     if block is not None and draft is None:
         raise UsageError("block has no effect without a draft: name a draft model, or leave block out")
     if draft_temperature is not None:
@@ -258,6 +256,12 @@ def _run(
     width = min(items, groups or max(1, DEFAULT_ROWS // plan.particles))
     shape = (width, plan.particles)
     longest = max(len(ids) for factor in encoded for ids in factor)
+    for model in [*models, *([draft] if draft else [])]:
+        if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
+            raise UsageError(
+                f"{model.name!r} reads at most {model.max_tokens} tokens: a prompt of {longest} and max_tokens="
+                f"{plan.max_tokens} do not fit; shorten one of them"
+            )
     room = (longest, plan.max_tokens + 1, plan.deterministic)
     scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.temperature for lm in lms], shape, *room)
     if draft is None:
@@ -268,11 +272,11 @@ def _run(
     text_of = functools.partial(_texts, vocabulary, plan.stop)
     world = World(
         scorer=scorer,
-        potentials=Potentials(
-            potentials, [b for _, b in plan.target.potentials], shape, len(vocabulary), text_of, base.device
-        ),
+        potentials=Potentials(potentials, [b for _, b in plan.target.potentials], shape, len(vocabulary), text_of, base.device),
         ending=_ending(plan, vocabulary, base.device),
         keys=Keys(plan.seed, *(torch.zeros(width, dtype=torch.int64, device=base.device) for _ in range(2))),
+        # The standard error from one run's genealogy assumes independent draws.
+        stratify=plan.resampling != "multinomial",
     )
     algorithm = Algorithm(proposal, SCHEMES[plan.resampling], plan.threshold, plan.anneal)
     batch = Batch(plan, world, algorithm, shown, encoded, keys, shape)
@@ -285,9 +289,7 @@ def _run(
         potential_seconds=world.potentials.seconds,
         device=str(base.device),
         models=[reader.lm.name for reader in readers],
-        ignored_defaults={
-            lm.name: lm.ignored for lm in {*models, *([draft] if draft else [])} if getattr(lm, "ignored", None)
-        },
+        ignored_defaults={lm.name: lm.ignored for lm in {*models, *([draft] if draft else [])} if getattr(lm, "ignored", None)},
     )
     return record
 

@@ -46,9 +46,7 @@ class Factor:
                     f"write the power on the other factors only, e.g. lm**{exponent:g} * constraint"
                 )
             if exponent < 0 and not isinstance(factor, LM):
-                raise UsageError(
-                    f"{factor!r} may be 0 and has no negative power: write a potential that returns -log phi"
-                )
+                raise UsageError(f"{factor!r} may be 0 and has no negative power: write a potential that returns -log phi")
         return Target.product(*((factor, power * exponent) for factor, power in self.factors()))
 
     def __truediv__(self, other: Factor) -> Target:

@@ -11,6 +11,7 @@ import smcgen as sg
 from tests.tables import END, Exact, T, text_of
 
 GROUPS = 20_000
+RADIX = 10  # more than the tokens of any fixture
 PROMPT = "ca"  # token ids (2, 0)
 
 # Eight functions of a sample, for expectations.
@@ -51,7 +52,7 @@ def coefficient_of_variation(posts: sg.Posteriors) -> float:
 def measure(posts: sg.Posteriors, samples: Sequence[tuple[int, ...]]) -> np.ndarray:
     """Z-hat times the weight that each group gives to each sample: float64 [groups, samples]."""
     arrays = posts.arrays()
-    place = np.full(6**T, -1)
+    place = np.full(RADIX**T, -1)
     place[[_code(np.array(x), len(x)) for x in samples]] = np.arange(len(samples))
     index = place[_code(arrays["tokens"], arrays["length"])]
     log_weight = arrays["log_weight"]
@@ -68,4 +69,4 @@ def _code(tokens: np.ndarray, length: np.ndarray | int) -> np.ndarray:
     """A number for a padded token sequence; unequal sequences have unequal numbers."""
     width = tokens.shape[-1]
     used = np.arange(width) < np.asarray(length)[..., None]
-    return np.where(used, (tokens + 1) * 6 ** np.arange(width), 0).sum(-1)
+    return np.where(used, (tokens + 1) * RADIX ** np.arange(width), 0).sum(-1)

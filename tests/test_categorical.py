@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, kstest
 
 from smcgen.kernels.categorical import draw, log_softmax, score, unpack
-from smcgen.kernels.philox import philox, uniform
+from smcgen.kernels.philox import philox, uniforms
 from smcgen.smc.keys import BONUS, DRAFT, RESAMPLE, SELECT, Keys
 
 # The known-answer vectors published with Random123, philox4x32-10: counter, key, result.
@@ -44,8 +45,8 @@ def test_uniforms_are_uniform_and_keys_do_not_collide():
     assert kstest(values.numpy(), "uniform").pvalue > 1e-3
     other = Keys(8, torch.arange(50), torch.zeros(50, dtype=torch.int64)).uniform(0, torch.zeros(50).long(), 0, 16)
     assert (other != seen[0]).all()
-    big = uniform((torch.tensor(0),) * 4, (0, 0)), uniform((torch.tensor(0),) * 4, (0, 1))
-    assert big[0] != big[1]
+    zero = (torch.tensor(0),) * 4
+    assert len({float(u) for key in ((0, 0), (0, 1), (1, 0)) for u in uniforms(zero, key)}) == 6
 
 
 def test_a_key_does_not_depend_on_its_row():
@@ -53,6 +54,19 @@ def test_a_key_does_not_depend_on_its_row():
     all_three = Keys(1, rows, rows).uniform(0, rows, 2, 5)
     alone = Keys(1, rows[1:2], rows[1:2]).uniform(0, rows[1:2], 2, 5)
     assert (all_three[1] == alone[0]).all()
+
+
+def test_stratified_numbers_are_uniform_and_spread():
+    groups = 20_000
+    history = torch.tensor([5, 9, 5, 5, 7, 9, 5, 1]).expand(groups, -1)
+    keys = Keys(3, torch.arange(groups), torch.zeros(groups, dtype=torch.int64))
+    u = keys.stratified(DRAFT, torch.zeros(groups, dtype=torch.int64), 0, history)
+    for n in range(8):  # whatever its family, each particle's number is uniform by itself
+        assert kstest(u[:, n].numpy(), "uniform").pvalue > 1e-4
+    for family in ([0, 2, 3, 6], [1, 5]):
+        m = len(family)
+        assert ((u[:, family] * m).long().sort(-1).values == torch.arange(m)).all()
+    assert abs(np.corrcoef(u[:, 4], u[:, 7])[0, 1]) < 0.03
 
 
 def test_draws_follow_the_masses():
@@ -104,7 +118,7 @@ def test_scores(temperature, dtype):
     assert not got.isnan().any()
     finite = want > -1e30
     assert torch.allclose(got.double()[finite], want[finite], rtol=2e-6, atol=2e-6)
-    assert torch.equal(score(x, tokens, temperature), got.gather(-1, tokens[:, None])[:, 0].double())
+    assert torch.equal(score(x, tokens, temperature), got.gather(-1, tokens[:, None])[:, 0])
     assert (got.argmax(-1) == x.argmax(-1)).all()
 
 

@@ -23,6 +23,14 @@ class World:
     potentials: Potentials
     ending: Ending
     keys: Keys
+    stratify: bool = True
+
+    def uniform(self, purpose: int, drawing: Drawing, step: int = 0) -> torch.Tensor:
+        """float64 [G, N] in (0, 1) for a draw by every particle. With `stratify`, particles that hold the same tokens share
+        out the interval, so that copies differ as much as the law allows; each number alone is uniform all the same."""
+        if self.stratify:
+            return self.keys.stratified(purpose, drawing.round, step, drawing.history)
+        return self.keys.uniform(purpose, drawing.round, step, drawing.history.shape[1])
 
 
 class Proposal(Protocol):
@@ -68,15 +76,14 @@ class Drawing:
         self.counts = torch.zeros_like(particles.length)
         self.log_weight = torch.zeros(shape, dtype=torch.float64, device=device)
         self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
+        self.history, self.round = particles.history, particles.round
 
     @property
     def alive(self) -> torch.Tensor:
         """bool [G, N]: particles that may commit another token."""
         return self.reason == ALIVE
 
-    def commit(
-        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
-    ) -> None:
+    def commit(self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor) -> None:
         """Appends `token` int64 [G, N], drawn with log probability `log_q` float64 [G, N], where `active` bool [G, N].
 
         A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
@@ -89,6 +96,8 @@ class Drawing:
         reason, state = world.ending.advance(token, self.stop_state, self.first + self.counts)
         self.reason = torch.where(taken, reason, self.reason)
         self.stop_state = torch.where(taken, state, self.stop_state)
+        # A multiplicative hash; a collision of two histories would do no harm (see `World.uniform`).
+        self.history = torch.where(taken, (self.history + token + 1) * 0x5851F42D4C957F2D, self.history)
         self.kill(active & ~taken, cause)
         one = text_counts(taken.long(), torch.where(taken, reason, ALIVE))
         change, cause = world.potentials.extend(world.potentials.hard, token[..., None], one)
@@ -111,5 +120,6 @@ class Drawing:
             token_log_q=torch.where(used, self.token_log_q[..., :-1], 0.0),
             reason=self.reason,
             stop_state=self.stop_state,
+            history=self.history,
             cause=self.cause,
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from smcgen.kernels.categorical import draw, log_softmax
+from smcgen.kernels.categorical import draw, scaled
 from smcgen.lm.batch import Reader
 from smcgen.proposals.base import Drawing, World
 from smcgen.proposals.target import draw_local
@@ -72,9 +72,8 @@ class DraftProposal:
             active = drawing.alive & (k < limit)
             if k > 0:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
-            log_q = log_softmax(logits, self.temperature)
-            self.reader.watch(log_q[..., 0], active)
             allowed, cause = world.potentials.mask(active)
-            uniform = world.keys.uniform(DRAFT, particles.round, k, limit.shape[1])
-            token, log_q, _ = draw(log_q, uniform, allowed)
+            uniform = world.uniform(DRAFT, drawing, k)
+            token, log_q, log_total = draw(scaled(logits, self.temperature), uniform, allowed)
+            self.reader.watch(log_total, active)
             drawing.commit(world, active, token, log_q, cause)

@@ -55,8 +55,7 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
         last = particles.length + drawing.counts == world.ending.max_tokens - 1
         ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
         allowed = ends if allowed is None else allowed & ends
-    uniform = world.keys.uniform(BONUS, particles.round, 0, particles.length.shape[1])
-    token, log_q, log_z = draw(local, uniform, allowed)
+    token, log_q, log_z = draw(local, world.uniform(BONUS, drawing), allowed)
     at = drawing.counts
     used = active & (log_q != -torch.inf)
     log_p = world.scorer.score([x[:, :, None] for x in rows], token[..., None], used[..., None])

@@ -31,9 +31,7 @@ class Ending:
     max_tokens: int
     condition: bool = False
 
-    def advance(
-        self, token: torch.Tensor, state: torch.Tensor, length: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(self, token: torch.Tensor, state: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """After `token` has become the `length`-th of its sample: the reason it ended (ALIVE if not) and the stop state."""
         reason = torch.where(length >= self.max_tokens, BUDGET, ALIVE)
         if self.next_state is not None:

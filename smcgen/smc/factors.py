@@ -88,7 +88,7 @@ class Scorer:
         for j, (r, _) in enumerate(self.columns):
             log_p = log_softmax(logits[j], self.temperatures[j])
             self.readers[r].watch(log_p[..., 0], used)
-            total = total + (self.exponents[j] * scale)[:, None, None] * log_p.double()
+            total = total + (self.exponents[j] * scale)[:, None, None] * log_p
         assert isinstance(total, torch.Tensor)
         return total
 
@@ -165,9 +165,7 @@ class Potentials:
         self.seconds += time.perf_counter() - began
         return unpack(joint.to(self.device), self.vocabulary_size).view(*self.shape, -1), cause.to(self.device)
 
-    def extend(
-        self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Potentials `which` read int64 [G, N, T], the first `counts` [G, N] of each row (no token that ends a sample).
 
         Returns float64 [G, N], the change of sum_i beta_i log phi_i, and int64 [G, N], the first that gave 0, -1 if none."""
@@ -193,15 +191,11 @@ class Potentials:
             return change.to(self.device), cause.to(self.device)
         began = time.perf_counter()
         reasons = particles.reason.flatten().cpu()[rows]
-        texts = self.text_of(
-            particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons
-        )
+        texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
         for i, potential in enumerate(self.bound):
             delta = potential.finish(self.states[i], rows, texts, reasons.tolist())
             at = change.view(-1)
-            cause.view(-1)[rows] = torch.where(
-                (delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows]
-            )
+            cause.view(-1)[rows] = torch.where((delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows])
             at[rows] += self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
         return change.to(self.device), cause.to(self.device)

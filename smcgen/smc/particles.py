@@ -20,6 +20,7 @@ class Particles:
     length: torch.Tensor  # int64 [G, N]
     reason: torch.Tensor  # int64 [G, N] ALIVE, END, STOP, BUDGET or DEAD
     stop_state: torch.Tensor  # int64 [G, N] of the stop automaton
+    history: torch.Tensor  # int64 [G, N] hash of the tokens: equal samples have equal hashes
     log_weight: torch.Tensor  # float64 [G, N] since the group's last resampling
     log_p: torch.Tensor  # float64 [G, N, J] log p_j of the whole sample
     token_log_p: torch.Tensor  # float32 [G, N, L, J] log p_j of each token
@@ -46,6 +47,7 @@ class Particles:
             length=whole(),
             reason=whole(value=DEAD),
             stop_state=whole(),
+            history=whole(),
             log_weight=real(*shape),
             log_p=real(*shape, factors),
             token_log_p=real(*shape, max_tokens, factors, dtype=torch.float32),
@@ -70,7 +72,17 @@ class Particles:
     def restart(self, groups: list[int], scale: float) -> None:
         """Empty samples of weight 1 in these groups; `scale` is the first of the exponent schedule."""
         where = torch.tensor(groups, device=self.length.device)
-        for name in ("tokens", "length", "reason", "stop_state", "log_weight", "log_p", "token_log_p", "token_log_q"):
+        for name in (
+            "tokens",
+            "length",
+            "reason",
+            "stop_state",
+            "history",
+            "log_weight",
+            "log_p",
+            "token_log_p",
+            "token_log_q",
+        ):
             getattr(self, name)[where] = 0  # ALIVE is 0
         self.cause[where] = -1
         self.root[where] = torch.arange(self.root.shape[1], device=where.device)
@@ -104,6 +116,7 @@ class Block:
     token_log_q: torch.Tensor  # float64 [G, N, B] log probability under the law drawn from, 0 beyond counts
     reason: torch.Tensor  # int64 [G, N] after the block
     stop_state: torch.Tensor  # int64 [G, N] after the block
+    history: torch.Tensor  # int64 [G, N] after the block
     cause: torch.Tensor  # int64 [G, N] which potential left no token, -1 if none
 
 

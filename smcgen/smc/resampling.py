@@ -65,9 +65,7 @@ def ssp(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         held, other = torch.where(rise, held + up, held - down), torch.where(rise, other - up, other + down)
         # One of the two is settled now (0 or 1); the other stays open. Where both are, either may be carried on.
         settled = (held <= _TINY) | (held >= 1 - _TINY)
-        extra = extra.scatter(
-            -1, torch.where(settled, index, j)[..., None], torch.where(settled, held, other)[..., None]
-        )
+        extra = extra.scatter(-1, torch.where(settled, index, j)[..., None], torch.where(settled, held, other)[..., None])
         index = torch.where(settled, j, index)
         held = torch.where(settled, other, held)
     extra = extra.scatter(-1, index[..., None], held[..., None]).round().long()

@@ -106,6 +106,7 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         log_weight=particles.log_weight + block.log_weight + soft,
         reason=torch.where(soft == -torch.inf, DEAD, block.reason),
         stop_state=block.stop_state,
+        history=block.history,
         cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
     )
     last, last_cause = potentials.finish(particles, ended & (soft > -torch.inf))

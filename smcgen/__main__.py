@@ -1,0 +1,5 @@
+"""`python -m smcgen`."""
+
+from smcgen.cli import main
+
+main()

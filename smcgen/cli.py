@@ -1,0 +1,332 @@
+"""The command `smcgen`. Results go to stdout, everything else to stderr; torch is imported only when a run begins."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smcgen import __version__
+from smcgen.errors import NoSurvivors, SmcgenError, UsageError
+
+if TYPE_CHECKING:
+    from smcgen.posterior import Posterior
+    from smcgen.target import LM, Factor
+
+TRUNCATED = 4  # exit code under --strict
+FAILED = 1  # exit code when only some of many prompts had no survivor
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Text from language models under conditions, by Sequential Monte Carlo.",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"smcgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+MODEL, TARGET, RUN, OUTPUT = "Models and prompts", "Target", "How to draw", "Output"
+
+
+@app.command()
+def sample(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads it from stdin.")] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "-m", "--model", rich_help_panel=MODEL, help="Base model: hub id, folder, .gguf file, or 'tiny' (the pair inside)."
+        ),
+    ] = "tiny",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "-d",
+            "--draft",
+            rich_help_panel=MODEL,
+            help="Draft model with the same tokenizer; 'int8' ... 'int3' make a quantised copy of the base model; "
+            "'none' (and the default for every model but 'tiny'): no draft.",
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help='Prompts, one per line; a .jsonl file has {"prompt": text} or {"messages": [...]} per line.',
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            rich_help_panel=MODEL,
+            help="Apply the model's chat template (default: if it has one and the prompt holds no special tokens).",
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(rich_help_panel=MODEL, help="cpu, cuda, cuda:1 ... (default: a GPU).")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(rich_help_panel=MODEL, help="float32, bfloat16 or float16 (default: by device).")
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(rich_help_panel=TARGET, help="Exponent of the model: the target is p(x)**alpha.")
+    ] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(rich_help_panel=TARGET, help="Temperature of the base model (no substitute for alpha).")
+    ] = 1.0,
+    regex: Annotated[str | None, typer.Option(rich_help_panel=TARGET, help="The whole text matches this pattern.")] = None,
+    potential: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=TARGET, help="module:name of a Python potential, or file.py:name; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(rich_help_panel=TARGET, help="Budget of generated tokens.")] = 128,
+    stop: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TARGET, help="End the text before this string; may be repeated.")
+    ] = None,
+    on_budget: Annotated[
+        str,
+        typer.Option(rich_help_panel=TARGET, help="truncate: a cut text counts; condition: only texts that ended count."),
+    ] = "truncate",
+    particles: Annotated[int, typer.Option("-n", "--particles", rich_help_panel=RUN, help="Particles per run.")] = 8,
+    block: Annotated[
+        int | None, typer.Option("-k", "--block", rich_help_panel=RUN, help="Tokens drafted per round (default 4).")
+    ] = None,
+    samples: Annotated[int, typer.Option(rich_help_panel=RUN, help="Texts per prompt, each from a run of its own.")] = 1,
+    runs: Annotated[
+        int, typer.Option(rich_help_panel=RUN, help="Runs combined into each text; gives an error of the evidence.")
+    ] = 1,
+    seed: Annotated[
+        int | None, typer.Option(rich_help_panel=RUN, help="Of all randomness (default: a fresh one, named on stderr).")
+    ] = None,
+    resampling: Annotated[
+        str, typer.Option(rich_help_panel=RUN, help="multinomial, residual, stratified, systematic, ssp or killing.")
+    ] = "systematic",
+    threshold: Annotated[
+        float, typer.Option(rich_help_panel=RUN, help="Resample when ESS falls below this share of the particles.")
+    ] = 0.9,
+    draft_temperature: Annotated[
+        float | None, typer.Option(rich_help_panel=RUN, help="Of the draft (default: temperature / alpha).")
+    ] = None,
+    groups: Annotated[int | None, typer.Option(rich_help_panel=RUN, help="Prompts that run at a time.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", rich_help_panel=RUN, help="Results of a prompt do not depend on the others.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON object per sample on stdout.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", rich_help_panel=OUTPUT, help="Write JSON lines to this file.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", rich_help_panel=OUTPUT, help="Exit with code 4 if the budget cut a text.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", rich_help_panel=OUTPUT, help="Nothing on stderr but errors.")] = False,
+) -> None:
+    """Draw text from a model, raised to a power and under conditions.
+
+    Exit codes: 0; 1 some prompts had no survivor, or another failure; 2 usage; 3 impossible target; 4 truncated (--strict).
+    """
+    if samples < 1:
+        raise UsageError(f"--samples {samples}: give at least 1")
+    prompts = _prompts(prompt, prompt_file)
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {str(output.absolute().parent)!r}")
+
+    import smcgen as sg
+
+    note = (lambda *_: None) if quiet else _note
+    lm = sg.LM(model, device=device, dtype=dtype).at(temperature=temperature)
+    target: Factor = lm if alpha == 1 else lm**alpha
+    for factor in _potentials(regex, potential):
+        target = target * factor
+    helper = _draft(lm, draft, device, dtype)
+    if model == "tiny":
+        note("using the small pair that ships with smcgen; name a model of yours with -m")
+
+    posteriors = sg.sample(
+        target,
+        [p for p in prompts for _ in range(samples)],
+        draft=helper,
+        particles=particles,
+        block=block,
+        max_tokens=max_tokens,
+        seed=seed,
+        runs=runs,
+        stop=tuple(stop or ()),
+        on_budget=on_budget,
+        resampling=resampling,
+        threshold=threshold,
+        draft_temperature=draft_temperature,
+        chat=chat,
+        groups=groups,
+        deterministic=deterministic,
+        progress=False if quiet else None,
+    )
+    settings = posteriors.settings
+    if seed is None:
+        note(f"seed {settings['seed']}")
+    for name, ignored in posteriors.info["ignored_defaults"].items():
+        if ignored:
+            shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
+            note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
+    if as_json or output is not None:
+        with _writer(output) as stream:
+            for post in posteriors:
+                stream.write(post.to_json() + "\n")
+    else:
+        for i, post in enumerate(posteriors):
+            if len(posteriors) > 1 and i:
+                typer.echo("---")
+            typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
+    note(_summary(list(posteriors), posteriors.info["seconds"]))
+    failed = [post for post in posteriors if post.failed]
+    if failed and len(failed) == len(posteriors):
+        raise failed[0].failure()
+    if failed:
+        raise typer.Exit(FAILED)
+    if strict and any(post.sample.reason == "budget" for post in posteriors):
+        raise typer.Exit(TRUNCATED)
+
+
+def _note(message: str) -> None:
+    typer.echo(f"smcgen: {message}", err=True)
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[Any]:
+    if file is None:
+        if prompt is not None and prompt != "-":
+            return [prompt]
+        if sys.stdin.isatty():
+            raise UsageError("no prompt: give one as the argument, on stdin, or with --prompt-file")
+        return [sys.stdin.read().rstrip("\n")]
+    if prompt is not None:
+        raise UsageError("a prompt and --prompt-file: give one of the two")
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompt-file {file}: cannot be read ({error})") from None
+    if not lines:
+        raise UsageError(f"--prompt-file {file}: holds no prompt")
+    if file.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            item = json.loads(line)
+            prompts.append(item["messages"] if "messages" in item else item["prompt"])
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise UsageError(f'{file}, line {number}: give {{"prompt": "..."}} or {{"messages": [...]}}') from None
+    return prompts
+
+
+def _draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> LM | None:
+    """The draft that -d names."""
+    from smcgen.target import LM
+
+    if name == "none" or (name is None and lm.name != "tiny"):
+        return None
+    if name is None:
+        name = "tiny-draft"
+    if name in ("int8", "int6", "int5", "int4", "int3"):
+        return lm.quantized(int(name[3:])).at(temperature=1.0)
+    return LM(name, device=device, dtype=dtype)
+
+
+def _potentials(pattern: str | None, names: list[str] | None) -> Iterator[Factor]:
+    import smcgen as sg
+
+    if pattern is not None:
+        yield sg.regex(pattern)
+    for name in names or ():
+        yield _python_potential(name)
+
+
+def _python_potential(name: str) -> Factor:
+    """`module:attribute` or `file.py:attribute`; a plain function is made a potential."""
+    import smcgen as sg
+
+    module, _, attribute = name.rpartition(":")
+    if not module or not attribute:
+        raise UsageError(f"--potential {name}: give module:name or file.py:name")
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            assert spec is not None and spec.loader is not None
+            loaded = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+        else:
+            sys.path.insert(0, "")
+            loaded = importlib.import_module(module)
+        found = getattr(loaded, attribute)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise UsageError(f"--potential {name}: {error}") from None
+    if isinstance(found, sg.Potential):
+        return found
+    if not callable(found):
+        raise UsageError(f"--potential {name}: neither a potential nor a function of the text")
+    return sg.potential(found)
+
+
+@contextmanager
+def _writer(path: Path | None) -> Iterator[IO[str]]:
+    """stdout, or a file that appears only once it is whole."""
+    if path is None:
+        yield sys.stdout
+        return
+    partial = path.with_name(path.name + ".part")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            yield stream
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _summary(posteriors: list[Posterior], seconds: float) -> str:
+    """One line on how the run went."""
+    parts = [f"{len(posteriors)} samples"] if len(posteriors) > 1 else []
+    if len(posteriors) == 1 and not posteriors[0].failed:
+        post = posteriors[0]
+        error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
+        n = post.settings["particles"]
+        ess = min(float(run.min()) for run in post.ess)
+        parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
+    cut, dead = sum(p.cut for p in posteriors), sum(p.dead for p in posteriors)
+    parts += [f"{cut} particles cut by the budget"] * bool(cut) + [f"{dead} particles died"] * bool(dead)
+    return ", ".join([*parts, f"{seconds:.1f} s"])
+
+
+def main() -> None:
+    """Entry point: one line and an exit code for every error that smcgen raises on purpose."""
+    try:
+        app(standalone_mode=True)
+    except NoSurvivors as error:
+        typer.echo(f"smcgen: {error}", err=True)
+        sys.exit(error.exit_code)
+    except SmcgenError as error:
+        typer.echo(f"smcgen: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()
