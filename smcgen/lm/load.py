@@ -138,6 +138,10 @@ def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
     config, settings = model.config.get_text_config(), getattr(model, "generation_config", None)
     ends = chain(_ids(config.eos_token_id), _ids(model.config.eos_token_id), _ids(getattr(settings, "eos_token_id", None)))
     vocabulary = Vocabulary.from_tokenizer(tokenizer, name, ends, size=plain.shape[-1])
+    if len(vocabulary) < plain.shape[-1] // 2:  # transformers makes an empty tokenizer where it finds none
+        raise ModelError(
+            f"{name}: its tokenizer has {len(vocabulary)} tokens and the model {plain.shape[-1]}; give its own with tokenizer="
+        )
     lm = PagedLM(
         name,
         model,
