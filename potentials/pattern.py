@@ -144,7 +144,7 @@ def characters(op: Any, arg: Any, flags: int) -> Ranges | None:
         return None
     if flags & re.IGNORECASE and op is not _C.ANY:
         ranges, negate = _fold(op, arg, ranges, negate, flags), False
-    ranges = _complement(_merge(ranges)) if negate else _merge(ranges)
+    ranges = _complement(merge(ranges)) if negate else merge(ranges)
     return _subtract(ranges, [SURROGATES])
 
 
@@ -227,10 +227,10 @@ def _char(code: int) -> str:
 
 
 def _ranges(codes: Iterable[int]) -> Ranges:
-    return _merge([(code, code) for code in codes])
+    return merge([(code, code) for code in codes])
 
 
-def _merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
     out: Ranges = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:
@@ -247,7 +247,12 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _subtract(ranges: Ranges, minus: Ranges) -> Ranges:
-    return _complement(_merge([*_complement(ranges), *minus]))
+    return _complement(merge([*_complement(ranges), *minus]))
+
+
+def common(ranges: Ranges, others: Ranges) -> Ranges:
+    """The code points in both."""
+    return _subtract(ranges, _complement(others))
 
 
 @cache
@@ -258,7 +263,7 @@ def _category(category: str, ascii_only: bool) -> Ranges:
     top = 0x80 if ascii_only else ASSIGNED
     every = "".join(chr(c) for c in range(top) if not SURROGATES[0] <= c <= SURROGATES[1])
     found = re.finditer(category + "+", every, re.ASCII if ascii_only else 0)
-    return _merge((ord(m.group()[0]), ord(m.group()[-1])) for m in found)
+    return merge((ord(m.group()[0]), ord(m.group()[-1])) for m in found)
 
 
 @cache
@@ -269,9 +274,9 @@ def _cased() -> str:
 
 def _fold(op: Any, arg: Any, ranges: Ranges, negate: bool, flags: int) -> Ranges:
     """The final ranges of a one-character item under IGNORECASE: Python is asked about each cased character."""
-    plain = _complement(_merge(ranges)) if negate else _merge(ranges)
+    plain = _complement(merge(ranges)) if negate else merge(ranges)
     found: Callable[[str], list[str]] = re.compile(_class_text(op, arg), flags & (re.IGNORECASE | re.ASCII)).findall
-    return _merge([*_subtract(plain, _ranges(map(ord, _cased()))), *_ranges(map(ord, found(_cased())))])
+    return merge([*_subtract(plain, _ranges(map(ord, _cased()))), *_ranges(map(ord, found(_cased())))])
 
 
 def _class_text(op: Any, arg: Any) -> str:

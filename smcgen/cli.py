@@ -269,7 +269,8 @@ def _python_potential(name: str) -> Factor:
     try:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-            assert spec is not None and spec.loader is not None
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{module} cannot be read")
             loaded = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(loaded)
         else:
