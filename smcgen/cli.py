@@ -187,6 +187,9 @@ def sample(
         if ignored:
             shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
             note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
+    failed = [post for post in posteriors if post.failed]
+    if failed and len(failed) == len(posteriors):
+        raise failed[0].failure()
     if as_json or output is not None:
         with _writer(output) as stream:
             for post in posteriors:
@@ -197,9 +200,6 @@ def sample(
                 typer.echo("---")
             typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
     note(_summary(list(posteriors), posteriors.info["seconds"]))
-    failed = [post for post in posteriors if post.failed]
-    if failed and len(failed) == len(posteriors):
-        raise failed[0].failure()
     if failed:
         raise typer.Exit(FAILED)
     if strict and any(post.sample.reason == "budget" for post in posteriors):

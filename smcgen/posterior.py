@@ -327,12 +327,14 @@ class Posterior:
                     ],
                 }
             )
-        failed = self.failed
+        drawn = None if self.failed else self.sample
         return {
             "format": FORMAT,
             "prompt": self.prompt,
-            "text": None if failed else self.text,
-            "finish_reason": "dead" if failed else self.sample.reason,
+            "text": drawn and drawn.text,
+            "token_ids": drawn and drawn.token_ids,
+            "token_log_p": drawn and drawn.token_log_p,
+            "finish_reason": drawn.reason if drawn else "dead",
             "log_evidence": _finite(self.log_evidence),
             "log_evidence_se": self.log_evidence_se,
             "settings": self.settings,

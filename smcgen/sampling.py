@@ -284,14 +284,20 @@ def _run(
         batch.run(progress)
     readers = scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
     record = batch.record(text_of)
+    record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
     record.info.update(
         seconds=time.perf_counter() - began,
         potential_seconds=world.potentials.seconds,
-        device=str(base.device),
         models=[reader.lm.name for reader in readers],
         ignored_defaults={lm.name: lm.ignored for lm in {*models, *([draft] if draft else [])} if getattr(lm, "ignored", None)},
     )
     return record
+
+
+def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
+    """Of the K/V cache of each model, the draft last; a model that keeps none has none."""
+    shapes = [getattr(model, "shape", None) for model in [*models, *([draft] if draft else [])]]
+    return [str(shape.dtype).removeprefix("torch.") for shape in shapes if shape is not None]
 
 
 class Batch:
@@ -443,6 +449,10 @@ def _encode(
     if any(prompt is None for prompt in prompts):
         if any(lm.prompt is None for lm in lms):
             raise UsageError("no prompt: give one to the call, or to every language model with lm.given(prompt)")
+    if any(isinstance(text, str) and not text for text in [*prompts, *(lm.prompt for lm in lms)]):
+        begin = models[0].vocabulary.bos_id
+        remedy = "" if begin is None else f" (for text from nothing, the token ids [{begin}])"
+        raise UsageError(f"empty prompt: give some text{remedy}")
     encoded: list[list[Prompt]] = []
     for lm, model in zip(lms, models, strict=True):
         texts = [lm.prompt if lm.prompt is not None else prompt for prompt in prompts]

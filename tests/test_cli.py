@@ -1,0 +1,193 @@
+"""The command as a user meets it: a process with arguments, two streams and an exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import smcgen as sg
+from smcgen.cli import main
+from tests.test_paged_engine import tiny, tokenizer
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny(seed=1).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command in this process (importing torch for each call would take minutes)."""
+
+    def call(*arguments: str, stdin: str = "", cwd: Path | None = None) -> Done:
+        monkeypatch.setattr(sys, "argv", ["smcgen", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+        monkeypatch.chdir(cwd or ROOT)
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+def test_as_a_process(model):
+    """A fresh interpreter: the exit codes and streams of the real thing, no traceback, no torch for --version."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for arguments, code, text in (
+        (["sample", "ab", "-m", model, "--seed", "1", "--max-tokens", "4", "--regex", "[a-f]{2}"], 0, ""),
+        (["sample", "ab", "-m", model, "-n", "0"], 2, "particles=0"),
+        (["--version"], 0, ""),
+    ):
+        command = [sys.executable, "-m", "smcgen", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == code, done.stderr
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+        assert bool(done.stdout.strip()) == (code == 0)
+
+
+def test_help_does_not_import_torch():
+    script = "import sys, smcgen.cli as c\ntry: c.app(['sample', '--help'])\nexcept SystemExit: pass\n"
+    script += "assert not {'torch', 'transformers', 'numpy', 'llguidance'} & set(sys.modules), sorted(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--on-budget" in done.stdout
+
+
+def test_text_on_stdout_and_the_rest_on_stderr(run, model):
+    done = run("sample", "ab", "-m", model, "--seed", "7", "--max-tokens", "6")
+    assert done.returncode == 0, done.stderr
+    expected = sg.sample(sg.LM(model), ["ab"], seed=7, max_tokens=6)[0].text
+    assert done.stdout == expected + "\n"
+    assert "log evidence" in done.stderr
+    quiet = run("sample", "ab", "-m", model, "--seed", "7", "--max-tokens", "6", "-q")
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+def test_prompts_from_stdin_and_files(run, model, tmp_path):
+    options = ("-m", model, "--seed", "7", "--max-tokens", "6", "-q")
+    want = run("sample", "ab", *options).stdout
+    assert run("sample", *options, stdin="ab\n").stdout == want
+    assert run("sample", "-", *options, stdin="ab").stdout == want
+    (tmp_path / "p.txt").write_text("ab\nc\n\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "ab"}\n{"prompt": "c"}\n')
+    lines = run("sample", "--prompt-file", str(tmp_path / "p.txt"), *options).stdout
+    assert lines.startswith(want + "---\n")
+    assert run("sample", "--prompt-file", str(tmp_path / "p.jsonl"), *options).stdout == lines
+
+
+def test_every_option_reaches_the_run(run, model, tmp_path):
+    (tmp_path / "mine.py").write_text("def short(text):\n    return -0.1 * len(text)\n")
+    done = run(
+        "sample", "ab", "-m", model, "-d", "int8", "-k", "2", "-n", "5", "--alpha", "2", "--temperature", "0.9",
+        "--regex", "[a-f]*", "--potential", "mine:short", "--max-tokens", "7", "--stop", "fe", "--on-budget", "condition",
+        "--runs", "2", "--seed", "3", "--resampling", "ssp", "--threshold", "0.5", "--draft-temperature", "0.8",
+        "--groups", "2", "--deterministic", "--no-chat", "--device", "cpu", "--dtype", "float32", "--json", "-q",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    settings = data["settings"]
+    assert settings["target"] == f"LM({model!r}).at(temperature=0.9)**2 * regex('[a-f]*') * short"
+    expected = {
+        "draft": f"{model}:int8", "block": 2, "particles": 5, "max_tokens": 7, "stop": ["fe"], "on_budget": "condition",
+        "runs": 2, "seed": 3, "resampling": "ssp", "threshold": 0.5, "draft_temperature": 0.8, "groups": 2,
+        "deterministic": True, "chat": False, "device": "cpu", "dtype": ["float32", "float32"],
+    }  # fmt: skip
+    assert {key: settings[key] for key in expected} == expected
+    assert len(data["runs"]) == 2
+    assert set(data["text"]) <= set("abcdef")
+
+
+def test_json_lines_are_reproducible_and_whole(run, model, tmp_path):
+    options = ("sample", "ab", "-m", model, "--max-tokens", "6", "--samples", "3", "--json", "-q")
+    one, two, other = (run(*options, "--seed", seed).stdout for seed in ("7", "7", "8"))
+    assert one == two
+    assert one != other
+    assert len(one.splitlines()) == 3
+    drafted = [run(*options, "--seed", "7", "-d", "int8").stdout for _ in range(2)]
+    assert drafted[0] == drafted[1]
+    out = tmp_path / "out.jsonl"
+    done = run(*options[:-2], "--seed", "7", "-q", "-o", str(out))
+    assert done.stdout == ""
+    assert out.read_text() == one
+    for line in one.splitlines():
+        post = sg.Posterior.from_json(line)
+        assert post.text == json.loads(line)["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-m", "./nowhere.gguf"], 2, "nowhere.gguf"),
+        (["-m", "./nowhere"], 2, "nowhere"),
+        (["-n", "0"], 2, "particles=0"),
+        (["-d", "int8", "-k", "0"], 2, "block=0"),
+        (["-k", "3"], 2, "without a draft"),
+        (["--alpha", "0"], 2, "exponent 0"),
+        (["--temperature", "0"], 2, "positive number"),
+        (["--regex", "("], 2, "("),
+        (["--regex", "[^\\s\\S]"], 3, "no text"),
+        (["--regex", "a{40}", "--max-tokens", "3"], 3, "no particle survived"),
+        (["--potential", "nothing"], 2, "module:name"),
+        (["--potential", "nothing:here"], 2, "nothing"),
+        (["--potential", "bad.py:nan"], 2, "nan"),
+        (["--potential", "bad.py:broken"], 2, "broken"),
+        (["--prompt-file", "none.txt"], 2, "none.txt"),
+        (["-o", "no/folder/out.jsonl"], 2, "no folder"),
+        (["--resampling", "best"], 2, "multinomial"),
+        (["--nonsense"], 2, "nonsense"),
+        (["--max-tokens", "1", "--strict", "--regex", "[a-f]*"], 4, ""),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(run, model, tmp_path, arguments, code, message):
+    (tmp_path / "bad.py").write_text("def nan(text): return float('nan')\ndef broken(text): return text.nothing\n")
+    own = [] if "-m" in arguments else ["-m", model]
+    prompt = [] if "--prompt-file" in arguments else ["ab"]
+    budget = [] if "--max-tokens" in arguments else ["--max-tokens", "8"]
+    done = run("sample", *prompt, *own, "--seed", "1", *budget, *arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    if code != 4 and arguments != ["--nonsense"]:
+        assert done.stdout == ""
+        assert len([line for line in done.stderr.splitlines() if line.startswith("smcgen: ")]) <= 2
+    assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_a_draft_with_another_tokenizer(run, model, tmp_path):
+    tiny(seed=2).save_pretrained(tmp_path / "other")
+    tokenizer(list("fedcba")).save_pretrained(tmp_path / "other")
+    done = run("sample", "ab", "-m", model, "-d", str(tmp_path / "other"))
+    assert done.returncode == 2
+    assert "different tokenizers" in done.stderr
+
+
+def test_empty_prompt(run, model):
+    done = run("sample", "", "-m", model, "--max-tokens", "3", "-q")
+    assert done.returncode == 2
+    assert "empty prompt" in done.stderr.lower()
