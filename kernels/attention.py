@@ -28,7 +28,7 @@ def paged_attention(
 
     Args:
         query: [rows, heads, T, dim]; token t of row b stands at position length[b] + t.
-        keys, values: one layer of the pool, [pages, page, kv_heads, dim] (values may have another dim).
+        keys, values: one layer of the pool, [pages, kv_heads, page, dim] (values may have another dim).
         table: int64 [rows, columns], the pages of each row in order.
         length: int64 [rows], tokens before the new ones.
         columns: how many columns of the table to read, if fewer are known to suffice.
@@ -39,12 +39,14 @@ def paged_attention(
         [rows, T, heads, dim of values] in the dtype of `query`; computed in float32.
     """
     rows, heads, steps, dim = query.shape
-    page, kv_heads = keys.shape[1], keys.shape[2]
+    kv_heads, page = keys.shape[1:3]
     table = table[:, :columns]
     span = table.shape[1] * page
-    # [rows, kv_heads, span, dim]; the heads that share a key are folded into the rows of the product
-    k = keys[table].view(rows, span, kv_heads, -1).transpose(1, 2).float()
-    v = values[table].view(rows, span, kv_heads, -1).transpose(1, 2).float()
+    # Each head gathers its own part of a page, [rows, kv_heads, span, dim], so that the products need no other copy; heads
+    # that share a key are folded into the rows of the product.
+    part = table[:, None] * kv_heads + torch.arange(kv_heads, device=table.device)[:, None]
+    k = keys.flatten(0, 1)[part].view(rows, kv_heads, span, -1).float()
+    v = values.flatten(0, 1)[part].view(rows, kv_heads, span, -1).float()
     q = query.float().reshape(rows, kv_heads, heads // kv_heads * steps, dim)
     score = (q @ k.transpose(2, 3)).mul_(scale).view(rows, heads, steps, span)
     if softcap is not None:

@@ -33,7 +33,7 @@ class Book:
                 at = len(self.rows[row])
                 page = int(pages.table[row, at // pages.page])
                 assert page > 0
-                pages.keys[0, page, at % pages.page] = self.written
+                pages.keys[0, page, 0, at % pages.page] = self.written
                 self.rows[row].append(self.written)
         pages.length += torch.tensor(counts)
 

@@ -133,7 +133,7 @@ def tiny_model(kind, seed=0, **changes):
     model_type, settings = (SUPPORTED | REFUSED)[kind]
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **(settings | changes))
-    model = AutoModelForCausalLM.from_config(config).eval().float()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=None if kind in REFUSED else "eager").eval().float()
     for name, weight in model.named_parameters():
         if weight.ndim > 1 or "sinks" in name:
             torch.nn.init.normal_(weight, std=1.0 if "sinks" in name else 0.2)

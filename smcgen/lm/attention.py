@@ -24,14 +24,15 @@ class Reading:
 
     Attributes:
         table: int64 [rows, columns]; length: int64 [rows], tokens before the new ones.
-        slot: int64 [rows, T], where in a layer of the pool (pages * page) the new tokens go.
+        into, at: int64 [rows, T], the page that each new token goes into and its place there.
         columns: columns of the table that hold all that the rows may see.
     """
 
     pages: Pages
     table: torch.Tensor
     length: torch.Tensor
-    slot: torch.Tensor
+    into: torch.Tensor
+    at: torch.Tensor
     columns: int
 
     def attend(
@@ -47,8 +48,8 @@ class Reading:
     ) -> torch.Tensor:
         """Query, key and value are [rows, heads, T, dim] as projected; returns [rows, T, heads, dim]."""
         keys, values = self.pages.keys[layer], self.pages.values[layer]
-        keys.flatten(0, 1)[self.slot] = key.transpose(1, 2).to(keys.dtype)
-        values.flatten(0, 1)[self.slot] = value.transpose(1, 2).to(values.dtype)
+        keys[self.into, :, self.at] = key.transpose(1, 2).to(keys.dtype)
+        values[self.into, :, self.at] = value.transpose(1, 2).to(values.dtype)
         return paged_attention(
             query,
             keys,

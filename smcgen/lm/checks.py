@@ -45,7 +45,11 @@ def check_calls(model: Any, name: str) -> CacheShape:
     config = model.config.get_text_config()
     probe = Probe()
     tokens, positions = probe_tokens(model)
-    model(input_ids=tokens, position_ids=positions, use_cache=False, reading=probe)
+    try:
+        model(input_ids=tokens, position_ids=positions, use_cache=False, reading=probe)
+    except Exception as error:  # its own code, called in a way that it was not written for
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _refusal(model, name, f"it does not run with its attention replaced ({reason})") from error
     layers = config.num_hidden_layers
     if config._attn_implementation != NAME or not probe.calls:
         raise _refusal(model, name, "its layers do not call the attention function that was set")

@@ -130,6 +130,7 @@ def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
     check_supported(model, name)
     tokens, positions = probe_tokens(model)
     try:
+        model.set_attn_implementation("eager")  # the model's own words: others leave soft caps out
         plain = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     except Exception as error:
         raise ModelError(f"{name} does not run: {_first_line(error)}; it must be a causal language model") from error

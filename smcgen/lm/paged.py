@@ -169,12 +169,13 @@ class PagedLM:
         step = torch.arange(tokens.shape[1], device=self.device)
         real = step < counts[:, None]
         position = torch.where(real, length[:, None] + step, 0)
-        slot = table.gather(1, position // pages.page) * pages.page + position % pages.page
+        into = table.gather(1, position // pages.page)
         reading = Reading(
             pages,
             table,
             length,
-            slot=torch.where(real, slot, step % pages.page),  # padding goes to scratch
+            into=torch.where(real, into, 0),  # padding goes to scratch
+            at=position % pages.page,
             columns=-(-longest // pages.page),
         )
         output = self.model(

@@ -37,7 +37,7 @@ class Pages:
     """A pool and its table.
 
     Attributes:
-        keys, values: [layers, pages, page, heads, dim].
+        keys, values: [layers, pages, heads, page, dim].
         table: int64 [rows, columns]; length: int64 [rows].
         short: bool [], True once room ran out, which only rows longer than was declared can cause.
     """
@@ -71,7 +71,7 @@ class Pages:
                 f"{needed / 1e9:.2f} GB, and {max(available, 0) / 1e9:.2f} GB are free on {device}: "
                 "take fewer prompts at once, fewer particles or fewer tokens"
             )
-        size = (shape.layers, count, page, shape.heads)
+        size = (shape.layers, count, shape.heads, page)
         rows = groups * particles
         return cls(
             keys=torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=device),
@@ -83,7 +83,7 @@ class Pages:
 
     @property
     def page(self) -> int:
-        return self.keys.shape[2]
+        return self.keys.shape[3]
 
     @property
     def count(self) -> int:
