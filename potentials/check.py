@@ -208,7 +208,8 @@ class _Trial:
                 self.read(state, [sequence])
                 total = before + self.finish(state, 0, sequence, reason)
                 law = "extend and finish must add up to one log phi for a text (compared with tokens {})"
-                known, first = totals.setdefault(self.vocabulary.decode(sequence), (total, sequence))
+                what = str(sequence) if getattr(self.bound, "of_tokens", False) else self.vocabulary.decode(sequence)
+                known, first = totals.setdefault(what, (total, sequence))
                 self.same(known, total, law.format(first), sequence)
 
     def continues(self, state: Any, rows: int, row: int, sequence: list[int], at: int, law: str) -> None:

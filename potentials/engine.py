@@ -19,6 +19,7 @@ from smcgen.lm.vocabulary import Vocabulary
 
 HEADER = '%llguidance {"no_forcing": true, "allow_initial_skip": true}\n'
 DEAD_END = "NoExtensionBias"  # how the engine names a prefix that it admitted and cannot prolong
+STEP_ITEMS = 50_000_000  # parser items per mask (about 20,000 a millisecond): a bound on time only
 PARALLEL = 8  # masks from which the thread pool is worth its start
 
 
@@ -38,6 +39,7 @@ class Engine:
             ends[end // 32] |= np.uint32(1 << end % 32)
         self._end_words = np.flatnonzero(ends)
         self._end_bits = ends.view(np.int32)[self._end_words]
+        limits = limits or LLParserLimits(step_max_items=STEP_ITEMS)
         self._prototype = LLMatcher(self._tokenizer, HEADER + grammar, log_level=0, limits=limits)
         if self._prototype.is_error():
             raise UsageError(f"{name}: {_first_line(self._prototype.get_error())}")
@@ -87,7 +89,7 @@ class Recognizer:
     """A grammar as a yes-or-no question about whole texts, independent of any vocabulary."""
 
     def __init__(self, grammar: str, name: str, limits: LLParserLimits | None = None):
-        self._engine = Engine(grammar, _bytes_vocabulary(), name, limits)
+        self._engine = Engine(grammar, bytes_vocabulary(), name, limits)
 
     def __call__(self, text: str | bytes) -> bool:
         data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -108,7 +110,7 @@ def _executor() -> LLExecutor:
 
 
 @functools.cache
-def _bytes_vocabulary() -> Vocabulary:
+def bytes_vocabulary() -> Vocabulary:
     return Vocabulary("bytes", [*(bytes([i]) for i in range(256)), b"<end>"], special=(256,), end_ids=(256,))
 
 

@@ -112,6 +112,15 @@ def _require_sight(before: Sequence[Any], width: int, first: bool) -> None:
         raise Inexpressible("a look-behind or word boundary may look at what stands before its group")
 
 
+def ranges_of(pattern: str) -> Ranges:
+    """The characters that a pattern for one character matches."""
+    tree = parse(pattern)
+    ((op, arg),) = list(tree)
+    ranges = characters(op, arg, tree.state.flags)
+    assert ranges is not None, pattern
+    return ranges
+
+
 def ranges_to_class(ranges: Ranges) -> str:
     """Sorted code point ranges as a character class in Rust's syntax."""
     if not ranges:

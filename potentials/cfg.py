@@ -1,0 +1,274 @@
+"""A context-free grammar as lark's loader leaves it, and what can be known of it without parsing anything.
+
+lark resolves imports, templates, `%extend`, `%override`, priorities and aliases; here are its rules, an automaton for every
+terminal, and the sets of terminals that can follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import lark as larklib
+
+from smcgen.errors import Impossible, UsageError
+from smcgen.potentials.automaton import Alphabet, Automaton, Program
+from smcgen.potentials.pattern import Inexpressible
+
+START = "$start"  # stands before the first terminal, as if it were one
+PAIRS = 20_000  # states of a product of two automata that are looked at
+
+
+@dataclass(eq=False)
+class Terminal:
+    """A terminal, or an ignored one: its regular expression and what `re.match` finds with it."""
+
+    name: str
+    literal: str | None  # the text, if the terminal is just that, in any case of letters
+    rank: tuple  # terminals in lark's order of preference for lexers that go by one
+    program: Program
+    automaton: Automaton
+
+    @cached_property
+    def first(self) -> int:
+        """The classes of the characters it can begin with."""
+        return self.on(0)
+
+    def on(self, state: int) -> int:
+        """The classes of the characters with which it can go on after `state`."""
+        return sum(self.automaton.moves(state).values())
+
+
+class Cfg:
+    """Rules and terminals.
+
+    Attributes:
+        rules: nonterminal -> its expansions, tuples of names; only rules that can derive a text.
+        terminals: name -> Terminal, those used or ignored; their automata share `alphabet`.
+        ignored: names of the ignored terminals.
+        dropped: names of rules and terminals that derive nothing.
+    Raises UsageError for a terminal that cannot be understood, Impossible if the start rule derives no text."""
+
+    def __init__(self, grammar: larklib.Lark, name: str):
+        (self.start,) = grammar.options.start
+        flags = grammar.options.g_regex_flags
+        self.ignored = tuple(dict.fromkeys(grammar.ignore_tokens))
+        expansions: dict[str, list[tuple[str, ...]]] = {}
+        used = set(self.ignored)
+        for rule in grammar.rules:
+            expansion = tuple(symbol.name for symbol in rule.expansion)
+            used.update(symbol.name for symbol in rule.expansion if symbol.is_term)
+            alternatives = expansions.setdefault(rule.origin.name, [])
+            if expansion not in alternatives:
+                alternatives.append(expansion)
+        definitions = [t for t in grammar.terminals if t.name in used]
+        programs = [_program(t, flags, name) for t in definitions]
+        self.alphabet = Alphabet(programs)
+        self.terminals = {t.name: self._terminal(t, p, name) for t, p in zip(definitions, programs, strict=True)}
+        if declared := sorted(used - self.terminals.keys()):
+            raise UsageError(f"{name}: %declare leaves {', '.join(declared)} without a definition: define them as terminals")
+        self.rules, self.dropped = _productive(expansions, self.terminals)
+        if self.start not in self.rules:
+            raise Impossible(f"{name}: the rule {self.start} derives no text at all: give it an alternative that ends")
+        self.rules = {origin: self.rules[origin] for origin in self._reachable()}
+
+    def _terminal(self, definition: larklib.lexer.TerminalDef, program: Program, name: str) -> Terminal:
+        pattern = definition.pattern
+        literal = pattern.value if pattern.type == "str" else None
+        rank = (-definition.priority, -pattern.max_width, -len(pattern.value), definition.name)
+        try:
+            automaton = Automaton(program, self.alphabet)
+            automaton.explore()
+        except Inexpressible as error:
+            raise _refusal(definition, name, error) from None
+        return Terminal(definition.name, literal, rank, program, automaton)
+
+    def _reachable(self) -> list[str]:
+        found, stack = {}, [self.start]
+        while stack:
+            origin = stack.pop()
+            if origin not in found:
+                found[origin] = None
+                stack.extend(s for expansion in self.rules[origin] for s in expansion if s in self.rules)
+        return list(found)
+
+    @cached_property
+    def nullable(self) -> set[str]:
+        """The nonterminals that derive the empty text."""
+        found: set[str] = set()
+        while more := {o for o, e in self.rules.items() if o not in found and any(found.issuperset(x) for x in e)}:
+            found |= more
+        return found
+
+    @cached_property
+    def firsts(self) -> dict[str, set[str]]:
+        """Symbol -> the terminals with which it can begin."""
+        found = {name: {name} for name in self.terminals} | {origin: set() for origin in self.rules}
+        changed = True
+        while changed:
+            changed = False
+            for origin, expansions in self.rules.items():
+                before = len(found[origin])
+                for expansion in expansions:
+                    for symbol in expansion:
+                        found[origin] |= found[symbol]
+                        if symbol not in self.nullable:
+                            break
+                changed |= len(found[origin]) > before
+        return found
+
+    @cached_property
+    def nexts(self) -> dict[str, set[str]]:
+        """Terminal (or START) -> the terminals of rules that can come next, ignored text between them aside."""
+        follow: dict[str, set[str]] = {symbol: set() for symbol in (*self.rules, *self.terminals)}
+        changed = True
+        while changed:
+            changed = False
+            for origin, expansions in self.rules.items():
+                for expansion in expansions:
+                    behind = follow[origin]
+                    for symbol in reversed(expansion):
+                        before = len(follow[symbol])
+                        follow[symbol] |= behind
+                        changed |= len(follow[symbol]) > before
+                        behind = behind | self.firsts[symbol] if symbol in self.nullable else self.firsts[symbol]
+        return {START: self.firsts[self.start], **{name: follow[name] for name in self.terminals}}
+
+    def followers(self, name: str) -> int:
+        """The classes of the characters that can stand directly after the terminal `name`."""
+        bits = 0
+        for other in self.after(name):
+            bits |= self.terminals[other].first
+        return bits
+
+    def after(self, name: str) -> set[str]:
+        """The terminals that can stand directly after `name`, ignored ones included."""
+        out = {*self.ignored, *self.nexts[name]}
+        return out.union(*self.nexts.values()) if name in self.ignored else out
+
+    def together(self) -> Iterator[tuple[Terminal, Terminal]]:
+        """Ordered pairs of terminals, equal ones included, that can be expected at one place."""
+        seen: set[tuple[str, str]] = set()
+        for nexts in self.nexts.values():
+            names = sorted(nexts | set(self.ignored))
+            seen.update((a, b) for a in names for b in names)
+        return ((self.terminals[a], self.terminals[b]) for a, b in sorted(seen))
+
+
+def clash(a: Terminal, b: Terminal, followers: int, preferred: bool = False) -> str | None:
+    """A text that ends as `a` where `b` would read on although one of `followers` could begin something new.
+
+    A lexer that never goes back, and reads on as long as any terminal does, misses that parse. None: no such text.
+    `preferred`: where `b` matches it is right to read on."""
+    automaton = a.automaton
+    for text, state, other in _walk(automaton, b.automaton):
+        bits = automaton.accepts(state) & followers & b.on(other) if text else 0
+        for cls in range(automaton.classes if bits else 0):
+            longer = automaton.step(state, cls)
+            certain = longer >= 0 and automaton.accepts(longer) == automaton.any
+            certain |= preferred and b.automaton.accepts(b.automaton.step(other, cls)) == automaton.any
+            if bits >> cls & 1 and not certain:
+                return text + automaton.alphabet.example(1 << cls)
+    return None
+
+
+def prolonged(t: Terminal, state: int, cfg: Cfg) -> str | None:
+    """A terminal that can follow `t` directly, and with whose text `t` could read on from `state`; None if there is none.
+
+    Python's matching would then not have ended there."""
+    harmless = t.name in cfg.ignored and t.name not in cfg.nexts[t.name] and merges(t)
+    for name in sorted(cfg.after(t.name) - ({t.name} if harmless else set())):
+        other = cfg.terminals[name].automaton
+        for text, longer, inside in _walk(t.automaton, other, state):
+            if text and (t.automaton.accepts(longer) or other.accepts(inside)):
+                return name
+    return None
+
+
+def overlap(a: Terminal, b: Terminal) -> str | None:
+    """A text that both terminals match."""
+    for text, state, other in _walk(a.automaton, b.automaton):
+        if text and a.automaton.accepts(state) and b.automaton.accepts(other):
+            return text
+    return None
+
+
+def inside(cfg: Cfg, name: str, among: Iterable[str]) -> set[str]:
+    """The terminals that can be expected to begin with the next character of an unfinished text of `name`, because others
+    `among` the given ones, which began where it did or later, have ended there."""
+    whole = cfg.terminals[name]
+    others = [cfg.terminals[other] for other in among]
+    queue = [(other, 0, 0) for other in others if other.first & whole.first]
+    seen, found = set(queue), set()
+    for part, state, at in queue:
+        automaton = part.automaton
+        following = []
+        if state and automaton.accepts(state) & whole.on(at):
+            nexts = (cfg.terminals[other] for other in cfg.after(part.name))
+            begin = [other for other in nexts if other.first & whole.on(at)]
+            found.update(other.name for other in begin)
+            following = [(other, 0, at) for other in begin]
+        for cls in range(automaton.classes):
+            pair = automaton.step(state, cls), whole.automaton.step(at, cls)
+            if min(pair) >= 0:
+                following.append((part, *pair))
+        new = [item for item in following if item not in seen]
+        if len(seen) > PAIRS:
+            raise Inexpressible("its terminals are too large to be compared")
+        seen.update(new)
+        queue.extend(dict.fromkeys(new))
+    return found
+
+
+def merges(t: Terminal) -> bool:
+    """Whether any two texts of `t` side by side are one text of `t`."""
+    ends = [state for state in range(len(t.automaton.states)) if t.automaton.accepts(state)]
+    for end in ends:
+        seen, queue = {(end, 0)}, [(end, 0)]
+        for longer, state in queue:
+            if t.automaton.accepts(state) and not (longer >= 0 and t.automaton.accepts(longer)):
+                return False
+            for cls in range(t.automaton.classes):
+                target = t.automaton.step(state, cls)
+                pair = (t.automaton.step(longer, cls) if longer >= 0 else -1, target)
+                if target >= 0 and pair not in seen:
+                    seen.add(pair)
+                    queue.append(pair)
+    return True
+
+
+def _walk(a: Automaton, b: Automaton, start: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Every pair of states that one text leads to from `start` and 0, with such a text."""
+    seen, queue = {(start, 0)}, [("", start, 0)]
+    for text, state, other in queue:
+        yield text, state, other
+        for cls in range(a.classes):
+            pair = a.step(state, cls), b.step(other, cls)
+            if min(pair) >= 0 and pair not in seen:
+                if len(seen) >= PAIRS:
+                    raise Inexpressible("two terminals are too large to be compared")
+                seen.add(pair)
+                queue.append((text + a.alphabet.example(1 << cls), *pair))
+
+
+def _program(definition: larklib.lexer.TerminalDef, flags: int, name: str) -> Program:
+    try:
+        return Program.of(definition.pattern.to_regexp(), flags)
+    except Inexpressible as error:
+        raise _refusal(definition, name, error) from None
+
+
+def _refusal(definition: larklib.lexer.TerminalDef, name: str, reason: Inexpressible) -> UsageError:
+    return UsageError(f"{name}: terminal {definition.name} (/{definition.pattern.value[:60]}/): {reason}")
+
+
+def _productive(
+    expansions: dict[str, list[tuple[str, ...]]], terminals: dict[str, Terminal]
+) -> tuple[dict[str, list[tuple[str, ...]]], tuple[str, ...]]:
+    """The rules that derive a text, and the names of the others."""
+    good = {n for n, t in terminals.items() if any(map(t.automaton.accepts, range(len(t.automaton.states))))}
+    while more := {o for o, e in expansions.items() if o not in good and any(good.issuperset(x) for x in e)}:
+        good |= more
+    rules = {o: [x for x in e if good.issuperset(x)] for o, e in expansions.items() if o in good}
+    return rules, tuple(name for name in (*expansions, *terminals) if name not in good)

@@ -1,0 +1,130 @@
+"""What a constraint is worth before anything is sampled with it: verdict, doubts, example texts, the cost of its masks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.base import Prompt
+from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.engine import bytes_vocabulary
+
+LONGEST = 400  # bytes of an example
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Report:
+    """What `describe` finds.
+
+    Attributes:
+        verdict: "exact" or "checked at the end"; `doubts` says why, `notes` and `warnings` what else to know.
+        examples: accepted texts, drawn without a model.
+        unfinished: how many draws did not end within 400 bytes, or came to a dead end.
+        bind_ms: time to compile for the vocabulary.
+        mask_us: mean and 95th percentile time of one mask, warm, in microseconds, over `masks` masks; None without
+            a vocabulary."""
+
+    name: str
+    verdict: str
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    examples: list[str] = field(default_factory=list)
+    unfinished: int = 0
+    bind_ms: float | None = None
+    mask_us: tuple[float, float] | None = None
+    masks: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.verdict}"]
+        lines += [f"  because {doubt}" for doubt in self.doubts]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  example: {example!r}" for example in self.examples]
+        if self.unfinished:
+            lines.append(f"  {self.unfinished} random texts did not end within {LONGEST} bytes")
+        if self.mask_us is not None:
+            mean, high = self.mask_us
+            lines.append(f"  masks: {mean:.0f} us mean, {high:.0f} us p95 ({self.masks} masks), bound in {self.bind_ms:.0f} ms")
+        return "\n".join(lines)
+
+
+def describe(constraint: Constraint, vocabulary: Vocabulary | None = None, examples: int = 5, seed: int = 0) -> Report:
+    """Binds `constraint`, draws example texts from its masks alone, and measures masks on `vocabulary` if one is given.
+
+    Raises what binding raises: UsageError, Impossible."""
+    random = np.random.default_rng(seed)
+    found: list[str] = []
+    small = constraint.bind(bytes_vocabulary(), (), CPU)
+    tries = 0
+    while len(found) < examples and tries < 4 * examples:
+        tries += 1
+        text = _draw(small, random)
+        if text is not None and (constraint.exact or constraint.accepts(text)):
+            found.append(text)
+    report = Report(
+        constraint.name,
+        getattr(constraint, "verdict", "exact"),
+        getattr(constraint, "doubts", ()),
+        (*getattr(constraint, "notes", ()), *getattr(constraint, "form", ())),
+        examples=list(dict.fromkeys(found)),
+        unfinished=tries - len(found),
+    )
+    if vocabulary is not None:
+        warn = getattr(constraint, "warnings", None)
+        report.warnings = tuple(warn(vocabulary)) if warn else ()
+        before = time.perf_counter()
+        bound = constraint.bind(vocabulary, (), CPU)
+        report.bind_ms = 1e3 * (time.perf_counter() - before)
+        _time(bound, found, vocabulary)
+        costs = np.array(_time(bound, found, vocabulary)) * 1e6
+        if len(costs):
+            report.mask_us, report.masks = (float(costs.mean()), float(np.percentile(costs, 95))), len(costs)
+    return report
+
+
+def _draw(bound: Constraint, random: np.random.Generator) -> str | None:
+    """A random text of bytes that are allowed, visible ones preferred; None if it does not end."""
+    state = bound.start([Prompt((), "")], 1)
+    end, data = bound.vocabulary.end_ids[0], b""
+    words = torch.zeros(1, (len(bound.vocabulary) + 31) // 32, dtype=torch.int32)
+    while len(data) < LONGEST:
+        bound.mask(state, words, torch.ones(1, dtype=torch.bool))
+        allowed = np.flatnonzero(np.unpackbits(words.numpy().view(np.uint8), bitorder="little"))
+        if not len(allowed):
+            return None
+        others = allowed[allowed != end]
+        if len(others) < len(allowed) and (not len(others) or random.random() < 0.3):
+            return data.decode("utf-8")
+        visible = others[(others > 31) & (others < 127)]
+        token = int(random.choice(visible if len(visible) and random.random() < 0.97 else others))
+        bound.extend(state, torch.tensor([[token]]), torch.ones(1, dtype=torch.int64))
+        data += bytes([token])
+    return None
+
+
+def _time(bound: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> list[float]:
+    """Seconds of each mask along `texts`, spelled with the vocabulary's longest tokens; nothing is taken from a cache."""
+    costs = []
+    row = torch.zeros(1, bound.engine.width, dtype=torch.int32)
+    for text in texts:
+        matcher: Any = bound.engine.matcher()
+        for token in _tokens(text, vocabulary):
+            before = time.perf_counter()
+            bound.engine.fill([matcher], row, [0])
+            costs.append(time.perf_counter() - before)
+            if matcher.try_consume_tokens([token]) != 1:
+                break
+    return costs
+
+
+def _tokens(text: str, vocabulary: Vocabulary) -> list[int]:
+    """`text` in the tokens that llguidance would choose, the longest that fit."""
+    return vocabulary.llguidance().greedy_tokenize(text)

@@ -1,0 +1,130 @@
+"""Texts of a context-free grammar, written in genuine Lark.
+
+lark loads the grammar and defines what it means: Earley parsing with the dynamic lexer (or LALR, if asked for). llguidance
+computes the masks from a translation; the verdict says whether the two are known to agree.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import lark as larklib
+
+from smcgen.errors import PotentialError, UsageError
+from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.cfg import Cfg
+from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.emit import emit
+from smcgen.potentials.engine import Engine
+
+LONGEST_GRAMMAR = 1 << 20  # characters
+
+
+def lark(
+    grammar: str | os.PathLike[str] | larklib.Lark,
+    start: str | None = None,
+    parser: Literal["earley", "lalr"] | None = None,
+) -> Grammar:
+    """phi(text) = 1 if `grammar` derives the text, else 0: a hard constraint.
+
+    Args:
+        grammar: the text of a Lark grammar, the path of a file with one, or a `lark.Lark` object. Imports, templates,
+            `%extend`, `%override` and priorities are resolved by lark itself.
+        start: the rule that texts are derived from, "start" by default.
+        parser: whose language it is: "earley" (with lark's dynamic lexer, the default) or "lalr" (contextual lexer).
+
+    The result's `verdict` is "exact", or "checked at the end": then the masks may let a text through that lark does not
+    derive, lark judges the finished text, and a false one has weight 0; `doubts` says why. Raises UsageError, with the
+    rule or terminal and the reason, for a grammar that cannot be used, and Impossible if it derives no text."""
+    if isinstance(grammar, larklib.Lark):
+        if start is not None or parser is not None:
+            raise UsageError("lark: start and parser belong to the Lark object that was given, set them there")
+        return Grammar(grammar, "lark(<Lark object>)")
+    path = _path(grammar)
+    name = f"lark({path.name!r})" if path else "lark(<text>)"
+    kind = parser or "earley"
+    if kind not in ("earley", "lalr"):
+        raise UsageError(f'lark: parser={parser!r}: write "earley" or "lalr"')
+    try:
+        text = path.read_text(encoding="utf-8") if path else str(grammar)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name}: cannot read {path} ({error})") from None
+    if len(text) > LONGEST_GRAMMAR:
+        raise UsageError(f"{name}: {len(text)} characters are too long for a grammar")
+    source = {"source_path": str(path), "import_paths": [str(path.parent)]} if path else {}
+    lexer = "dynamic" if kind == "earley" else "contextual"
+    try:
+        loaded = larklib.Lark(text, start=start or "start", parser=kind, lexer=lexer, maybe_placeholders=False, **source)
+    except RecursionError:
+        raise UsageError(f"{name}: its rules are nested too deeply") from None
+    except Exception as error:  # lark reports faulty grammars by many kinds of exception
+        raise UsageError(f"{name}: {_first_lines(error)}") from None
+    return Grammar(loaded, name)
+
+
+class Grammar(Constraint):
+    """What `lark` returns.
+
+    Attributes:
+        verdict: "exact" or "checked at the end".
+        doubts: why it is not exact.
+        notes: what a user may want to know besides: rules that derive nothing, terminals that need the slower way.
+        translation: the grammar as llguidance has it."""
+
+    def __init__(self, loaded: larklib.Lark, name: str):
+        self.name, self.loaded = name, loaded
+        options = loaded.options
+        if len(options.start) != 1:
+            raise UsageError(f"{name}: {len(options.start)} start rules: give one")
+        if options.postlex is not None:
+            raise UsageError(f"{name}: a postlex changes the tokens after the lexer, which masks cannot follow: leave it out")
+        self.cfg = Cfg(loaded, name)
+        earley = options.parser == "earley" and options.lexer == "dynamic"
+        emission = emit(self.cfg, lalr=options.parser == "lalr")
+        self.translation = emission.text
+        self.doubts = tuple(dict.fromkeys(emission.doubts))
+        if not earley:
+            self.doubts += (f"the masks follow the grammar, which lark's {options.parser} parser may read more narrowly",)
+        self.exact = not self.doubts
+        self.verdict = "exact" if self.exact else "checked at the end"
+        self.notes = tuple(f"{dropped} derives no text" for dropped in self.cfg.dropped)
+        self.notes += tuple(f"{t} is read by characters: {why}" for t, why in emission.spelled.items())
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def accepts(self, text: str) -> bool:
+        try:
+            self.loaded.parse(text)
+        except larklib.exceptions.UnexpectedInput:
+            return False
+        except Exception as error:  # a transformer or callback of the user's Lark object
+            raise PotentialError(f"{self.name}: lark raised {type(error).__name__} on {text[:60]!r} ({error})") from error
+        return True
+
+    def warnings(self, vocabulary: Vocabulary) -> list[str]:
+        """What is odd about this grammar with these tokens: literals that are spelled like special tokens."""
+        markup = [vocabulary.spelling[i].decode("utf-8", "replace") for i in sorted(vocabulary.special)]
+        found = []
+        for terminal in self.cfg.terminals.values():
+            if terminal.literal and any(special and special in terminal.literal for special in markup):
+                found.append(f"{terminal.literal!r} is spelled like a special token; here it is text, and no token ends there")
+        return found
+
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
+        if stops:
+            raise UsageError(f"{self.name}: stop strings cannot be joined with a grammar: end the grammar's text instead")
+        return Engine(self.translation, vocabulary, self.name)
+
+
+def _path(grammar: str | os.PathLike[str]) -> Path | None:
+    """The file that is meant, None if `grammar` is the grammar itself. A grammar has a colon or a line break in it."""
+    if not isinstance(grammar, str):
+        return Path(grammar)
+    return None if "\n" in grammar or ":" in grammar else Path(grammar)
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
