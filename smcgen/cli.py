@@ -276,7 +276,7 @@ def _python_potential(name: str) -> Factor:
         else:
             sys.path.insert(0, "")
             loaded = importlib.import_module(module)
-        found = getattr(loaded, attribute)
+        found: Any = getattr(loaded, attribute)
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise UsageError(f"--potential {name}: {error}") from None
     if isinstance(found, sg.Potential):

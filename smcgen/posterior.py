@@ -1,7 +1,7 @@
 """The result of a run: weighted particles, and what can be said from them.
 
-A `Record` holds the particles of all items of a call in arrays; a `Posterior` is a view of one prompt's items (one per
-independent run) and computes only what is asked, so that ten thousand of them cost little.
+A `Posterior` is a view of one prompt's items in a `Record` (one per independent run) and computes only what is asked, so that
+ten thousand of them cost little.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -19,9 +19,8 @@ import torch
 
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
+from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, read_json, record_from_dict
 from smcgen.smc.keys import SELECT, Keys
-
-FORMAT = "smcgen-posterior-1"
 
 
 class Row(NamedTuple):
@@ -30,19 +29,6 @@ class Row(NamedTuple):
     text: str
     probability: float
     particles: int
-
-
-@dataclass(frozen=True)
-class Round:
-    """What happened in one round of one run."""
-
-    ess: float
-    resampled: bool
-    log_evidence: float  # of the prefixes after the round
-    chi_square: float  # of the block's proposal against the local target
-    deaths: int
-    ancestors: list[int]
-    counts: list[int]  # tokens committed per particle
 
 
 @dataclass(frozen=True)
@@ -68,35 +54,6 @@ class Sample:
     reason: str
     run: int
     root: int
-
-
-ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")
-
-
-@dataclass
-class Record:
-    """All items of a call. Arrays are [items, N, ...] on the CPU, as in `smc.particles.Particles`.
-
-    Attributes:
-        fields: the arrays named in ITEM_FIELDS.
-        log_evidence: float64 [items], log Z-hat of each run.
-        prompts: text of each prompt; prompt p owns items p * runs ... p * runs + runs - 1.
-        settings: everything that decided the run, as written to JSON.
-        info: what it cost.
-        texts_of: item -> the texts of its particles.
-        rounds_of: item -> its rounds.
-        keys: the item key of each prompt.
-    """
-
-    fields: dict[str, torch.Tensor]
-    log_evidence: torch.Tensor
-    prompts: list[str]
-    runs: int
-    settings: dict[str, Any]
-    info: dict[str, Any]
-    texts_of: Callable[[int], list[str]]
-    rounds_of: Callable[[int], list[Round]]
-    keys: list[int]
 
 
 class Posterior:
@@ -308,25 +265,6 @@ class Posterior:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict from which `from_json` restores everything."""
-        runs = []
-        for item, rounds in zip(self._items, self.rounds, strict=True):
-            values = {name: array[item].tolist() for name, array in self._record.fields.items()}
-            n_tokens = max(values["length"], default=0)
-            for name in ("tokens", "token_log_p", "token_log_q"):
-                values[name] = [row[:n_tokens] for row in values[name]]
-            values["log_weight"] = [None if w == -math.inf else w for w in values["log_weight"]]
-            evidence = float(self._record.log_evidence[item])
-            runs.append(
-                {
-                    "log_evidence": None if evidence == -math.inf else evidence,
-                    "texts": self._record.texts_of(item),
-                    "particles": values,
-                    "rounds": [
-                        {**vars(r), "log_evidence": _finite(r.log_evidence), "chi_square": _finite(r.chi_square)}
-                        for r in rounds
-                    ],
-                }
-            )
         drawn = None if self.failed else self.sample
         return {
             "format": FORMAT,
@@ -335,11 +273,11 @@ class Posterior:
             "token_ids": drawn and drawn.token_ids,
             "token_log_p": drawn and drawn.token_log_p,
             "finish_reason": drawn.reason if drawn else "dead",
-            "log_evidence": _finite(self.log_evidence),
+            "log_evidence": finite(self.log_evidence),
             "log_evidence_se": self.log_evidence_se,
             "settings": self.settings,
             "key": self._record.keys[self._prompt],
-            "runs": runs,
+            "runs": [item_to_dict(self._record, item) for item in self._items],
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -354,50 +292,7 @@ class Posterior:
     @classmethod
     def from_json(cls, source: str | Path) -> Posterior:
         """The posterior written by `to_json`: a path or the JSON text itself. Raises UsageError if it is something else."""
-        text = str(source)
-        if not text.lstrip().startswith("{"):
-            try:
-                text = Path(source).read_text(encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"cannot read {str(source)!r}: {error.strerror}") from None
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"not JSON: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise UsageError(f"not a posterior written by to_json (format {FORMAT!r} expected)")
-        runs = data["runs"]
-        width = max((len(row) for run in runs for row in run["particles"]["tokens"]), default=0)
-        columns: dict[str, list] = {name: [] for name in ITEM_FIELDS}
-        for run in runs:
-            for name in ITEM_FIELDS:
-                rows = run["particles"][name]
-                if name in ("tokens", "token_log_q"):
-                    rows = [row + [0] * (width - len(row)) for row in rows]
-                elif name == "token_log_p":
-                    rows = [row + [[0.0] * len(run["particles"]["log_p"][0])] * (width - len(row)) for row in rows]
-                elif name == "log_weight":
-                    rows = [-math.inf if w is None else w for w in rows]
-                columns[name].append(rows)
-        reals = {"log_weight": torch.float64, "log_p": torch.float64, "token_log_p": torch.float32}
-        reals["token_log_q"] = torch.float32
-        texts = [run["texts"] for run in runs]
-        rounds = [[Round(**{**r, "log_evidence": _infinite(r["log_evidence"])}) for r in run["rounds"]] for run in runs]
-        # A chi-square that overflowed was written as null too.
-        rounds = [[replace(r, chi_square=math.inf) if r.chi_square is None else r for r in run] for run in rounds]
-        arrays = {name: torch.tensor(rows, dtype=reals.get(name, torch.int64)) for name, rows in columns.items()}
-        record = Record(
-            fields=arrays,
-            log_evidence=torch.tensor([_infinite(run["log_evidence"]) for run in runs], dtype=torch.float64),
-            prompts=[data["prompt"]],
-            runs=len(runs),
-            settings=data["settings"],
-            info={},
-            texts_of=texts.__getitem__,
-            rounds_of=rounds.__getitem__,
-            keys=[data["key"]],
-        )
-        return cls(record, 0)
+        return cls(record_from_dict(read_json(source)), 0)
 
     def __repr__(self) -> str:
         if self.failed:
@@ -456,11 +351,3 @@ class Posteriors(Sequence[Posterior]):
     def __repr__(self) -> str:
         failed = int((self.log_evidence == -math.inf).all(-1).sum())
         return f"Posteriors({len(self)} prompts{f', {failed} without survivors' if failed else ''})"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _infinite(value: float | None) -> float:
-    return -math.inf if value is None else value

@@ -1,0 +1,139 @@
+"""What a call leaves behind: the particles of all its items in arrays, and the JSON form of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smcgen.errors import UsageError
+
+FORMAT = "smcgen-posterior-1"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round of one run."""
+
+    ess: float
+    resampled: bool
+    log_evidence: float  # of the prefixes after the round
+    chi_square: float  # of the block's proposal against the local target
+    deaths: int
+    ancestors: list[int]
+    counts: list[int]  # tokens committed per particle
+
+
+ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")
+
+
+@dataclass
+class Record:
+    """All items of a call. Arrays are [items, N, ...] on the CPU, as in `smc.particles.Particles`.
+
+    Attributes:
+        fields: the arrays named in ITEM_FIELDS.
+        log_evidence: float64 [items], log Z-hat of each run.
+        prompts: text of each prompt; prompt p owns items p * runs ... p * runs + runs - 1.
+        settings: everything that decided the run, as written to JSON.
+        info: what it cost.
+        texts_of: item -> the texts of its particles.
+        rounds_of: item -> its rounds.
+        keys: the item key of each prompt.
+    """
+
+    fields: dict[str, torch.Tensor]
+    log_evidence: torch.Tensor
+    prompts: list[str]
+    runs: int
+    settings: dict[str, Any]
+    info: dict[str, Any]
+    texts_of: Callable[[int], list[str]]
+    rounds_of: Callable[[int], list[Round]]
+    keys: list[int]
+
+
+def item_to_dict(record: Record, item: int) -> dict[str, Any]:
+    """One run, JSON-ready: padding is cut off, and an infinite number becomes null."""
+    values = {name: array[item].tolist() for name, array in record.fields.items()}
+    longest = max(values["length"], default=0)
+    for name in ("tokens", "token_log_p", "token_log_q"):
+        values[name] = [row[:longest] for row in values[name]]
+    values["log_weight"] = [finite(weight) for weight in values["log_weight"]]
+    rounds = [vars(r) for r in record.rounds_of(item)]
+    return {
+        "log_evidence": finite(float(record.log_evidence[item])),
+        "texts": record.texts_of(item),
+        "particles": values,
+        "rounds": [{**r, "log_evidence": finite(r["log_evidence"]), "chi_square": finite(r["chi_square"])} for r in rounds],
+    }
+
+
+def record_from_dict(data: dict[str, Any]) -> Record:
+    """The record of one prompt from `Posterior.to_dict`."""
+    runs = data["runs"]
+    longest = max((len(row) for run in runs for row in run["particles"]["tokens"]), default=0)
+    columns: dict[str, list] = {name: [] for name in ITEM_FIELDS}
+    for run in runs:
+        particles = run["particles"]
+        blank = {"tokens": 0, "token_log_q": 0.0, "token_log_p": [0.0] * len(particles["log_p"][0])}
+        for name in ITEM_FIELDS:
+            rows = particles[name]
+            if name in blank:
+                rows = [row + [blank[name]] * (longest - len(row)) for row in rows]
+            elif name == "log_weight":
+                rows = [-math.inf if weight is None else weight for weight in rows]
+            columns[name].append(rows)
+    reals = {"log_weight": torch.float64, "log_p": torch.float64, "token_log_p": torch.float32, "token_log_q": torch.float32}
+    texts = [run["texts"] for run in runs]
+    rounds = [[_round(r) for r in run["rounds"]] for run in runs]
+    evidence = [-math.inf if run["log_evidence"] is None else run["log_evidence"] for run in runs]
+    return Record(
+        fields={name: torch.tensor(rows, dtype=reals.get(name, torch.int64)) for name, rows in columns.items()},
+        log_evidence=torch.tensor(evidence, dtype=torch.float64),
+        prompts=[data["prompt"]],
+        runs=len(runs),
+        settings=data["settings"],
+        info={},
+        texts_of=texts.__getitem__,
+        rounds_of=rounds.__getitem__,
+        keys=[data["key"]],
+    )
+
+
+def _round(values: dict[str, Any]) -> Round:
+    evidence, chi_square = values["log_evidence"], values["chi_square"]
+    return Round(
+        **{
+            **values,
+            "log_evidence": -math.inf if evidence is None else evidence,
+            "chi_square": math.inf if chi_square is None else chi_square,
+        }
+    )
+
+
+def read_json(source: str | Path) -> dict[str, Any]:
+    """The JSON object in a file, or in the text itself. Raises UsageError if it is not one that `to_json` wrote."""
+    text = str(source)
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot read {str(source)!r}: {error.strerror}") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UsageError(f"not a posterior written by to_json (format {FORMAT!r} expected)")
+    return data
+
+
+def finite(value: float) -> float | None:
+    """The number, or None (null in JSON) if it is infinite."""
+    return value if math.isfinite(value) else None

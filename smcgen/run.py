@@ -1,0 +1,282 @@
+"""A plan becomes a run: models and potentials are loaded and bound, prompts take the places of groups as they fall free."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from smcgen.errors import UsageError
+from smcgen.lm.base import LanguageModel
+from smcgen.lm.batch import Reader
+from smcgen.lm.vocabulary import Vocabulary
+from smcgen.plan import Plan
+from smcgen.potentials.base import STOP, Potential, Prompt
+from smcgen.progress import Progress
+from smcgen.proposals.base import World
+from smcgen.proposals.draft import DraftProposal
+from smcgen.proposals.target import TargetProposal
+from smcgen.record import ITEM_FIELDS, Record, Round
+from smcgen.smc.ending import Ending, cut_at_stop, stop_table
+from smcgen.smc.factors import Potentials, Scorer
+from smcgen.smc.keys import Keys
+from smcgen.smc.particles import Particles, RoundInfo
+from smcgen.smc.resampling import SCHEMES
+from smcgen.smc.round import Algorithm, step
+from smcgen.target import LM, Factor
+
+DEFAULT_ROWS = 256  # particles that run at a time, all groups together
+
+
+def run(
+    plan: Plan, prompts: list[Any], chat: bool | None, keys: list[int], groups: int | None, progress: bool | None
+) -> Record:
+    began = time.perf_counter()
+    lms = [lm for lm, _ in plan.target.lms]
+    models = [lm.load() for lm in lms]
+    draft = None if plan.draft is None else plan.draft.load()
+    base = models[0]
+    vocabulary = base.vocabulary
+    for other in [*models[1:], *([draft] if draft else [])]:
+        _same_vocabulary(base, other)
+    potentials = [_bind(potential, vocabulary, plan.stop, base.device) for potential, _ in plan.target.potentials]
+
+    shown, encoded = _encode(lms, models, prompts, chat)
+    items = len(prompts) * plan.runs
+    width = min(items, groups or max(1, DEFAULT_ROWS // plan.particles))
+    shape = (width, plan.particles)
+    longest = max(len(ids) for factor in encoded for ids in factor)
+    for model in [*models, *([draft] if draft else [])]:
+        if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
+            raise UsageError(
+                f"{model.name!r} reads at most {model.max_tokens} tokens: a prompt of {longest} and max_tokens="
+                f"{plan.max_tokens} do not fit; shorten one of them"
+            )
+    room = (longest, plan.max_tokens + 1, plan.deterministic)
+    scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.temperature for lm in lms], shape, *room)
+    if draft is None:
+        proposal = TargetProposal()
+    else:
+        assert plan.draft_temperature is not None
+        proposal = DraftProposal(Reader(draft, (1, *shape), *room), plan.block, plan.draft_temperature)
+    text_of = functools.partial(_texts, vocabulary, plan.stop)
+    world = World(
+        scorer=scorer,
+        potentials=Potentials(potentials, [b for _, b in plan.target.potentials], shape, len(vocabulary), text_of, base.device),
+        ending=_ending(plan, vocabulary, base.device),
+        keys=Keys(plan.seed, *(torch.zeros(width, dtype=torch.int64, device=base.device) for _ in range(2))),
+        # The standard error from one run's genealogy assumes independent draws.
+        stratify=plan.resampling != "multinomial",
+    )
+    algorithm = Algorithm(proposal, SCHEMES[plan.resampling], plan.threshold, plan.anneal)
+    batch = Batch(plan, world, algorithm, shown, encoded, keys, shape)
+    with torch.inference_mode():
+        batch.run(progress)
+    readers = scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
+    record = batch.record(text_of)
+    record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
+    record.info.update(
+        seconds=time.perf_counter() - began,
+        potential_seconds=world.potentials.seconds,
+        models=[reader.lm.name for reader in readers],
+        ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *([draft] if draft else [])]},
+    )
+    return record
+
+
+def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
+    """Of the K/V cache of each model, the draft last; a model that keeps none has none."""
+    shapes = [getattr(model, "shape", None) for model in [*models, *([draft] if draft else [])]]
+    return [str(shape.dtype).removeprefix("torch.") for shape in shapes if shape is not None]
+
+
+class Batch:
+    """Items (a prompt and a run) take the places of groups as they fall free."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        algorithm: Algorithm,
+        prompts: list[Prompt],
+        encoded: list[list[tuple[int, ...]]],
+        keys: list[int],
+        shape: tuple[int, int],
+    ):
+        self.plan, self.world, self.algorithm = plan, world, algorithm
+        self.prompts, self.encoded, self.keys, self.shape = prompts, encoded, keys, shape
+        items, device = len(prompts) * plan.runs, world.keys.item.device
+        factors = len(plan.target.lms)
+        self.particles = Particles.empty(*shape, plan.max_tokens, factors, device)
+        blank = Particles.empty(1, shape[1], plan.max_tokens, factors, torch.device("cpu"))
+        self.fields = {}
+        for name in ITEM_FIELDS:
+            value = getattr(blank, name)
+            dtype = torch.int32 if value.dtype == torch.int64 else value.dtype
+            self.fields[name] = torch.zeros(items, *value.shape[1:], dtype=dtype)
+        self.log_evidence = torch.zeros(items, dtype=torch.float64)
+        self.history: list[RoundInfo] = []
+        self.place = np.zeros((items, 3), np.int64)  # of each item: its group, first round and end in the history
+
+    def run(self, progress: bool | None) -> None:
+        """Runs all items to their end."""
+        items = len(self.prompts) * self.plan.runs
+        queue, free, busy = deque(range(items)), list(range(self.shape[0])), {}
+        tokens, budget = 0, items * self.plan.max_tokens
+        with Progress("sampling", budget, progress) as bar:
+            while queue or busy:
+                if queue and free:
+                    taken = {free.pop(0): queue.popleft() for _ in range(min(len(queue), len(free)))}
+                    self.admit(taken)
+                    busy.update(taken)
+                self.particles, info = step(self.particles, self.world, self.algorithm)
+                self.history.append(_to_host(info))
+                done = self.particles.done.cpu()
+                for reader in self._readers():
+                    reader.verify()
+                ended = {group: item for group, item in busy.items() if done[group]}
+                if ended:
+                    self.collect(ended)
+                    for group in ended:
+                        del busy[group]
+                    free.extend(ended)
+                    tokens += len(ended) * self.plan.max_tokens
+                going = int(self.particles.length.amax(-1).cpu()[list(busy)].sum()) if busy else 0
+                bar.update(tokens + going)
+
+    def admit(self, taken: dict[int, int]) -> None:
+        """Groups begin anew with these items: {group: item}."""
+        groups = list(taken)
+        which = [item // self.plan.runs for item in taken.values()]
+        ids = [[factor[p] for p in which] for factor in self.encoded]
+        self.world.scorer.admit(groups, ids)
+        self.algorithm.proposal.admit(groups, ids[0])
+        self.world.potentials.restart(groups, [self.prompts[p] for p in which])
+        first = self.plan.anneal.scale(torch.zeros(1)).item()
+        self.particles.restart(groups, first)
+        keys = self.world.keys
+        where = torch.tensor(groups, device=keys.item.device)
+        keys.item[where] = torch.tensor([self.keys[p] for p in which], device=where.device)
+        keys.run[where] = torch.tensor([item % self.plan.runs for item in taken.values()], device=where.device)
+        for group, item in taken.items():
+            self.place[item] = group, len(self.history), 0
+
+    def collect(self, ended: dict[int, int]) -> None:
+        """Keeps the results of finished groups."""
+        groups, items = torch.tensor(list(ended)), torch.tensor(list(ended.values()))
+        where = groups.to(self.particles.length.device)
+        for name, kept in self.fields.items():
+            kept[items] = getattr(self.particles, name)[where].to("cpu", kept.dtype)
+        self.log_evidence[items] = self.history[-1].log_evidence[groups]
+        self.place[items, 2] = len(self.history)
+
+    def _readers(self) -> list[Reader]:
+        proposal = self.algorithm.proposal
+        return self.world.scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
+
+    def record(self, text_of: Any) -> Record:
+        """The results of all items."""
+        fields, history, place = self.fields, self.history, self.place
+
+        def texts_of(item: int) -> list[str]:
+            return text_of(fields["tokens"][item], fields["length"][item], fields["reason"][item])
+
+        def rounds_of(item: int) -> list[Round]:
+            group, first, end = place[item]
+            return [
+                Round(
+                    ess=float(info.ess[group]),
+                    resampled=bool(info.resampled[group]),
+                    log_evidence=float(info.log_evidence[group]),
+                    chi_square=float(info.chi_square[group]),
+                    deaths=int(info.deaths[group]),
+                    ancestors=info.ancestors[group].tolist(),
+                    counts=info.counts[group].tolist(),
+                )
+                for info in history[first:end]
+            ]
+
+        return Record(
+            fields=fields,
+            log_evidence=self.log_evidence,
+            prompts=[prompt.text for prompt in self.prompts],
+            runs=self.plan.runs,
+            settings=self.plan.settings(),
+            info={"rounds": len(history), "tokens": int(fields["length"].sum())},
+            texts_of=texts_of,
+            rounds_of=rounds_of,
+            keys=self.keys,
+        )
+
+
+def _to_host(info: RoundInfo) -> RoundInfo:
+    values = vars(info)
+    small = {"ancestors": torch.int32, "counts": torch.int32}
+    return RoundInfo(**{name: v.to("cpu", small.get(name, v.dtype)) for name, v in values.items()})
+
+
+def _same_vocabulary(base: LanguageModel, other: LanguageModel) -> None:
+    if other is base:
+        return
+    difference = base.vocabulary.difference(other.vocabulary)
+    if difference:
+        raise UsageError(
+            f"{base.name!r} and {other.name!r} have different tokenizers ({difference}): "
+            "models in one target, and their draft, must share every token"
+        )
+
+
+def _bind(potential: Factor, vocabulary: Vocabulary, stops: tuple[str, ...], device: torch.device) -> Potential:
+    if not isinstance(potential, Potential):
+        raise UsageError(f"{potential!r} is no potential: derive it from smcgen.Potential, or decorate a function")
+    return potential.bind(vocabulary, stops, device)
+
+
+def _encode(
+    lms: list[LM], models: list[LanguageModel], prompts: list[Any], chat: bool | None
+) -> tuple[list[Prompt], list[list[tuple[int, ...]]]]:
+    """The prompts as potentials see them, and the token ids that each factor reads for each."""
+    if any(prompt is None for prompt in prompts):
+        if any(lm.prompt is None for lm in lms):
+            raise UsageError("no prompt: give one to the call, or to every language model with lm.given(prompt)")
+    if any(isinstance(text, str) and not text for text in [*prompts, *(lm.prompt for lm in lms)]):
+        begin = models[0].vocabulary.bos_id
+        remedy = "" if begin is None else f" (for text from nothing, the token ids [{begin}])"
+        raise UsageError(f"empty prompt: give some text{remedy}")
+    encoded: list[list[Prompt]] = []
+    for lm, model in zip(lms, models, strict=True):
+        texts = [lm.prompt if lm.prompt is not None else prompt for prompt in prompts]
+        if lm.prompt is not None:
+            encoded.append([model.vocabulary.encode(lm.prompt, chat)] * len(texts))
+        else:
+            encoded.append([model.vocabulary.encode(text, chat) for text in texts])
+    own = [None if prompt is None else models[0].vocabulary.encode(prompt, chat) for prompt in prompts]
+    shown = [first if call is None else call for call, first in zip(own, encoded[0], strict=True)]
+    return shown, [[prompt.ids for prompt in factor] for factor in encoded]
+
+
+def _ending(plan: Plan, vocabulary: Vocabulary, device: torch.device) -> Ending:
+    end = torch.zeros(len(vocabulary), dtype=torch.bool)
+    end[list(vocabulary.end_ids)] = True
+    table = stop_table(vocabulary.tokens, plan.stop)
+    condition = plan.on_budget == "condition"
+    if condition and table is None and not vocabulary.end_ids:
+        raise UsageError("on_budget='condition' needs an end token or a stop string: this model names no end token")
+    states = None if table is None else torch.from_numpy(table).to(device)
+    return Ending(end.to(device), states, plan.max_tokens, condition)
+
+
+def _texts(
+    vocabulary: Vocabulary, stops: tuple[str, ...], tokens: torch.Tensor, lengths: torch.Tensor, reasons: torch.Tensor
+) -> list[str]:
+    """Texts of rows: tokens [n, L], lengths [n], reasons [n]. A text that a stop string ended is cut before it."""
+    names = vocabulary.tokens
+    texts = []
+    for row, length, reason in zip(tokens.tolist(), lengths.tolist(), reasons.tolist(), strict=True):
+        text = b"".join([names[token] for token in row[:length]])
+        texts.append((cut_at_stop(text, stops) if reason == STOP else text).decode("utf-8", "replace"))
+    return texts
