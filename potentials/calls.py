@@ -45,9 +45,7 @@ class Caller:
         self, function: Callable[..., Any], name: str, batch: bool = False, nan: str = "raise", timeout: float | None = None
     ):
         self.function, self.name, self.batch, self.nan, self.timeout = function, name, batch, nan, timeout
-        self.asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004: an object whose call is a coroutine function
-        )
+        self.asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.known: dict[str, float] = {}
         self.warned = False
 
@@ -153,7 +151,8 @@ class Caller:
 
     def _late(self, texts: list[str]) -> PotentialError:
         return PotentialError(
-            f"{self._where(texts)} did not return within {self.timeout:g} s: the run is stopped; raise timeout= if it may be slow"
+            f"{self._where(texts)} did not return within {self.timeout:g} s, which stops the run: "
+            "raise timeout= if it may be slow"
         )
 
     def _where(self, texts: list[str]) -> str:

@@ -90,7 +90,7 @@ def potential(
     for given in (function, prefix):
         if given is not None and not callable(given):
             raise UsageError(f"potential: expected a function of the text, got {type(given).__name__}")
-    name = name or getattr(function, "__name__", type(function).__name__)
+    name = name or str(getattr(function, "__name__", type(function).__name__))
     if state is NOTHING:
         return FunctionPotential(function, prefix, batch, timeout, nan, name)
     if prefix is None:
