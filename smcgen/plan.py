@@ -51,7 +51,7 @@ class Plan:
             "on_budget": self.on_budget,
             "resampling": self.resampling,
             "threshold": self.threshold,
-            "anneal": [self.anneal.first, self.anneal.rounds],
+            "anneal": [self.anneal.first, self.anneal.rounds, self.anneal.of],
             "deterministic": self.deterministic,
         }
 
@@ -109,6 +109,8 @@ def make_plan(
         raise UsageError(f"resampling={resampling!r}: give one of {', '.join(SCHEMES)}")
     if not 0 <= threshold <= 1:
         raise UsageError(f"threshold={threshold!r}: give a number from 0 (never resample) to 1 (always)")
+    if anneal is not None and anneal.of == "potentials" and all(factor.hard for factor, _ in target.potentials):
+        raise UsageError("anneal has no effect: of='potentials' needs a soft potential in the target, such as a reward")
     first = target.lms[0][0]
     if draft is not None:
         draft = LM(draft) if isinstance(draft, str) else draft

@@ -156,8 +156,7 @@ class Batch:
         self.world.scorer.admit(groups, ids)
         self.algorithm.proposal.admit(groups, ids[0])
         self.world.potentials.restart(groups, [self.prompts[p] for p in which])
-        first = self.plan.anneal.scale(torch.zeros(1)).item()
-        self.particles.restart(groups, first)
+        self.particles.restart(groups)
         keys = self.world.keys
         where = torch.tensor(groups, device=keys.item.device)
         keys.item[where] = torch.tensor([self.keys[p] for p in which], device=where.device)

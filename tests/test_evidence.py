@@ -63,6 +63,16 @@ CASES = {
     "alpha 2": (LM**2, exact(2), {}),
     "alpha 2, regex": (LM**2 * sg.regex(PATTERN), exact(2, accept=matches), {}),
     "alpha 1, function": (LM * likes_b, exact(1, phi=lambda t: math.exp(likes_b.function(t))), {}),
+    "alpha 1, function annealed": (
+        LM * likes_b,
+        exact(1, phi=lambda t: math.exp(likes_b.function(t))),
+        {"anneal": sg.Ramp(first=0.3, rounds=2, of="potentials"), "block": 1},
+    ),
+    "alpha 2, function and model annealed": (
+        LM**2 * likes_b * sg.regex("[abc]{0,3}|[abc]*b"),
+        exact(2, phi=lambda t: math.exp(likes_b.function(t)), accept=lambda x: len(text_of(x)) < 4 or text_of(x)[-1] == "b"),
+        {"anneal": sg.Ramp(first=0.3, rounds=3, of="all"), "block": 1},
+    ),
     "alpha 2, annealed": (LM**2, exact(2), {"anneal": sg.Ramp(first=0.5, rounds=2), "block": 1}),
 }
 

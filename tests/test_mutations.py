@@ -27,11 +27,16 @@ from smcgen.smc.ending import Ending
 from smcgen.smc.weights import effective_sample_size
 from tests.statistics import FUNCTIONS, evidence_z, many, measure, z_score
 from tests.tables import END, T, text_of
-from tests.test_evidence import LM, PATTERN, SMALL, exact, matches, ragged
+from tests.test_evidence import LM, PATTERN, SMALL, exact, likes_b, matches, ragged
 
 POWER = (LM**2, exact(2), {"draft": SMALL, "block": 2})
 LOCAL = (LM**2, exact(2), {})
 MASKED = (LM * sg.regex(PATTERN), exact(1, accept=matches), {"draft": SMALL, "block": 2})
+ANNEALED_BETA = (
+    LM * likes_b,
+    exact(1, phi=lambda t: math.exp(likes_b.function(t))),
+    {"draft": SMALL, "block": 1, "anneal": sg.Ramp(first=0.3, rounds=2, of="potentials")},
+)
 ANNEALED = (LM**2, exact(2), {"draft": SMALL, "block": 1, "anneal": sg.Ramp(first=0.5, rounds=2)})
 RAGGED = (LM**2, exact(2), {"draft": SMALL, "block": 3, "threshold": 1.0, "particles": 8, "groups": 40_000})
 CACHED = (LM, exact(1), {"draft": SMALL, "block": 1, "threshold": 1.0, "groups": 60_000})
@@ -138,12 +143,16 @@ def resample_without_moving_the_cache(patch):
 def leave_finished_particles_out_of_annealing(patch):
     original = round_module.anneal
 
-    def anneal(particles, world, scale):
-        moved = original(particles, world, scale)
+    def anneal(particles, *arguments):
+        moved = original(particles, *arguments)
         frozen = ~particles.alive & (particles.length > 0)
         return dataclasses.replace(moved, log_weight=torch.where(frozen, particles.log_weight, moved.log_weight))
 
     patch.setattr(round_module, "anneal", anneal)
+
+
+def leave_finished_particles_out_of_annealed_rewards(patch):
+    leave_finished_particles_out_of_annealing(patch)
 
 
 def key_by_text_position(patch):
@@ -174,6 +183,7 @@ MUTANTS = {
     score_one_row_late: POWER,
     resample_without_moving_the_cache: CACHED,
     leave_finished_particles_out_of_annealing: ANNEALED,
+    leave_finished_particles_out_of_annealed_rewards: ANNEALED_BETA,
     key_by_text_position: RAGGED,
 }
 

@@ -38,6 +38,7 @@ lm, small = sg.LM(BASE), sg.LM(DRAFT)
         ({"threshold": 1.5}, "threshold"),
         ({"threshold": float("nan")}, "threshold"),
         ({"groups": 0}, "groups=0"),
+        ({"anneal": sg.Ramp(0.5, 2, of="potentials")}, "anneal has no effect"),
         ({"keys": [1, 2]}, "one integer"),
         ({"keys": [-1]}, "2\\*\\*32"),
     ],
@@ -167,6 +168,6 @@ def test_settings_tell_every_argument():
         "resampling": "ssp", "threshold": 0.4, "draft_temperature": 0.6, "block": 2, "deterministic": True, "chat": False,
     }  # fmt: skip
     post = sg.sample(lm**2 * sg.regex("[abc]*"), "ca", draft=small, anneal=sg.Ramp(0.5, 2), **options)
-    expected = {**options, "stop": ["ab"], "draft": "draft", "anneal": [0.5, 2], "potentials": ["regex('[abc]*')"]}
+    expected = {**options, "stop": ["ab"], "draft": "draft", "anneal": [0.5, 2, "models"], "potentials": ["regex('[abc]*')"]}
     assert {key: post.settings[key] for key in expected} == expected
     assert post.settings["target"] == "LM('base')**2 * regex('[abc]*')"

@@ -23,12 +23,14 @@ class Particles:
     history: torch.Tensor  # int64 [G, N] hash of the tokens: equal samples have equal hashes
     log_weight: torch.Tensor  # float64 [G, N] since the group's last resampling
     log_p: torch.Tensor  # float64 [G, N, J] log p_j of the whole sample
+    log_phi: torch.Tensor  # float64 [G, N] sum of beta_i log phi_i of the soft potentials, as far as they have read
     token_log_p: torch.Tensor  # float32 [G, N, L, J] log p_j of each token
     token_log_q: torch.Tensor  # float32 [G, N, L] log probability under the law the token was drawn from
     cause: torch.Tensor  # int64 [G, N] which potential killed it, -1 if none
     root: torch.Tensor  # int64 [G, N] the first particle it descends from
     log_evidence: torch.Tensor  # float64 [G] up to the last resampling
-    scale: torch.Tensor  # float64 [G] of the exponents of the current intermediate target
+    scale: torch.Tensor  # float64 [G] of the models' exponents in the current intermediate target
+    soft_scale: torch.Tensor  # float64 [G] of the soft potentials' exponents in it
     round: torch.Tensor  # int64 [G] rounds this group has run
 
     @classmethod
@@ -50,12 +52,14 @@ class Particles:
             history=whole(),
             log_weight=real(*shape),
             log_p=real(*shape, factors),
+            log_phi=real(*shape),
             token_log_p=real(*shape, max_tokens, factors, dtype=torch.float32),
             token_log_q=real(*shape, max_tokens, dtype=torch.float32),
             cause=whole(value=-1),
             root=whole(),
             log_evidence=real(groups),
             scale=real(groups),
+            soft_scale=real(groups),
             round=torch.zeros(groups, dtype=torch.int64, device=device),
         )
 
@@ -69,8 +73,8 @@ class Particles:
         """bool [G]: groups in which no particle goes on."""
         return ~self.alive.any(-1)
 
-    def restart(self, groups: list[int], scale: float) -> None:
-        """Empty samples of weight 1 in these groups; `scale` is the first of the exponent schedule."""
+    def restart(self, groups: list[int]) -> None:
+        """Empty samples of weight 1 in these groups; to anneal them to other exponents costs nothing."""
         where = torch.tensor(groups, device=self.length.device)
         for name in (
             "tokens",
@@ -80,6 +84,7 @@ class Particles:
             "history",
             "log_weight",
             "log_p",
+            "log_phi",
             "token_log_p",
             "token_log_q",
         ):
@@ -88,7 +93,8 @@ class Particles:
         self.root[where] = torch.arange(self.root.shape[1], device=where.device)
         self.log_evidence[where] = 0
         self.round[where] = 0
-        self.scale[where] = scale
+        self.scale[where] = 1
+        self.soft_scale[where] = 1
 
     def select(self, ancestors: torch.Tensor) -> Particles:
         """Particle n of each group becomes a copy of particle `ancestors[g, n]` of the same group."""

@@ -45,7 +45,8 @@ class Algorithm:
 def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Particles, RoundInfo]:
     """Runs one round in every group that has a live particle; other groups are left as they are."""
     active = ~particles.done
-    particles = anneal(particles, world, torch.where(active, algorithm.ramp.scale(particles.round), particles.scale))
+    ramp = algorithm.ramp
+    particles = anneal(particles, world, active, ramp.scale(particles.round), ramp.soft_scale(particles.round))
     block = algorithm.proposal.extend(particles, world)
     before, alive = particles.log_weight, particles.alive
     particles = commit(particles, world, block)
@@ -68,16 +69,23 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     return particles, RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts)
 
 
-def anneal(particles: Particles, world: World, scale: torch.Tensor) -> Particles:
-    """Moves every particle, finished ones included, to exponents scale * alpha_j: log w += (scale' - scale) alpha log p."""
+def anneal(
+    particles: Particles, world: World, groups: torch.Tensor, scale: torch.Tensor, soft_scale: torch.Tensor
+) -> Particles:
+    """Moves every particle, finished ones included, of `groups` bool [G] to the exponents scale * alpha_j and
+    soft_scale * beta_i: log w += (scale' - scale) alpha_j log p_j + (soft_scale' - soft_scale) beta_i log phi_i."""
+    scale = torch.where(groups, scale, particles.scale)
+    soft_scale = torch.where(groups, soft_scale, particles.soft_scale)
     exponents = world.scorer.exponents * (scale - particles.scale)[:, None]  # [G, J]
     change = (exponents[:, None] * particles.log_p).sum(-1)
-    return replace(particles, log_weight=particles.log_weight + change, scale=scale)
+    change = change + (soft_scale - particles.soft_scale)[:, None] * particles.log_phi
+    return replace(particles, log_weight=particles.log_weight + change, scale=scale, soft_scale=soft_scale)
 
 
 def complete(particles: Particles, world: World, active: torch.Tensor) -> Particles:
     """The last intermediate target is the target itself: a group that is done gets its full exponents."""
-    return anneal(particles, world, torch.where(active & particles.done, 1.0, particles.scale))
+    full = torch.ones_like(particles.scale)
+    return anneal(particles, world, active & particles.done, full, full)
 
 
 def commit(particles: Particles, world: World, block: Block) -> Particles:
@@ -95,6 +103,7 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         return wide.scatter(2, index, values.to(into.dtype))[:, :, :room]
 
     soft, soft_cause = potentials.extend(potentials.soft, block.tokens, text_counts(block.counts, block.reason))
+    soft_scale = particles.soft_scale[:, None]
     ended = particles.alive & (block.reason != ALIVE) & (block.reason != DEAD)
     particles = replace(
         particles,
@@ -103,7 +112,8 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         token_log_q=put(particles.token_log_q, block.token_log_q),
         length=particles.length + block.counts,
         log_p=particles.log_p + block.token_log_p.sum(2),
-        log_weight=particles.log_weight + block.log_weight + soft,
+        log_phi=particles.log_phi + soft,
+        log_weight=particles.log_weight + block.log_weight + soft_scale * soft,
         reason=torch.where(soft == -torch.inf, DEAD, block.reason),
         stop_state=block.stop_state,
         history=block.history,
@@ -113,7 +123,8 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
     dead = last == -torch.inf
     return replace(
         particles,
-        log_weight=particles.log_weight + last,
+        log_phi=torch.where(dead | (soft == -torch.inf), 0.0, particles.log_phi + last),  # finite: a weight of 0 stays 0
+        log_weight=particles.log_weight + soft_scale * last,
         reason=torch.where(dead, DEAD, particles.reason),
         cause=torch.where(dead, last_cause, particles.cause),
     )
