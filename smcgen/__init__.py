@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from smcgen.posterior import Posterior, Posteriors
     from smcgen.potentials.base import Potential
     from smcgen.potentials.check import check
+    from smcgen.potentials.describe import describe
     from smcgen.potentials.function import potential
+    from smcgen.potentials.json_schema import json_schema
+    from smcgen.potentials.lark import lark
     from smcgen.potentials.regex import regex
+    from smcgen.potentials.text import avoids, choice, contains, length
     from smcgen.sampling import asample, sample
     from smcgen.smc.schedule import Ramp
     from smcgen.target import LM, Target
@@ -32,7 +36,14 @@ __all__ = [
     "Target",
     "UsageError",
     "asample",
+    "avoids",
     "check",
+    "choice",
+    "contains",
+    "describe",
+    "json_schema",
+    "lark",
+    "length",
     "potential",
     "regex",
     "sample",
@@ -43,8 +54,12 @@ _HOME = {
     "smcgen.posterior": ("Posterior", "Posteriors"),
     "smcgen.potentials.base": ("Potential",),
     "smcgen.potentials.check": ("check",),
+    "smcgen.potentials.describe": ("describe",),
     "smcgen.potentials.function": ("potential",),
+    "smcgen.potentials.json_schema": ("json_schema",),
+    "smcgen.potentials.lark": ("lark",),
     "smcgen.potentials.regex": ("regex",),
+    "smcgen.potentials.text": ("avoids", "choice", "contains", "length"),
     "smcgen.sampling": ("sample", "asample"),
     "smcgen.smc.schedule": ("Ramp",),
     "smcgen.target": ("LM", "Target"),

@@ -93,6 +93,21 @@ def sample(
         float, typer.Option(rich_help_panel=TARGET, help="Temperature of the base model (no substitute for alpha).")
     ] = 1.0,
     regex: Annotated[str | None, typer.Option(rich_help_panel=TARGET, help="The whole text matches this pattern.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(rich_help_panel=TARGET, help="The text is derived by the Lark grammar in this file.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(rich_help_panel=TARGET, help="The text is JSON that the schema in this file admits.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TARGET, help="The text is one of these; give it once for each.")
+    ] = None,
+    contains: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TARGET, help="The text contains this string; may be repeated.")
+    ] = None,
+    avoid: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TARGET, help="The text does not contain this; may be repeated.")
+    ] = None,
     potential: Annotated[
         list[str] | None,
         typer.Option(rich_help_panel=TARGET, help="module:name of a Python potential, or file.py:name; may be repeated."),
@@ -155,8 +170,12 @@ def sample(
     note = (lambda *_: None) if quiet else _note
     lm = sg.LM(model, device=device, dtype=dtype).at(temperature=temperature)
     target: Factor = lm if alpha == 1 else lm**alpha
-    for factor in _potentials(regex, potential):
+    for factor in _conditions(regex, grammar, json_schema, choice, contains, avoid):
+        for doubt in getattr(factor, "doubts", ()):
+            note(f"{factor!r} is checked at the end: {doubt}")
         target = target * factor
+    for name in potential or ():
+        target = target * _python_potential(name)
     helper = _draft(lm, draft, device, dtype)
     if model == "tiny":
         note("using the small pair that ships with smcgen; name a model of yours with -m")
@@ -206,6 +225,36 @@ def sample(
         raise typer.Exit(TRUNCATED)
 
 
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A Lark grammar, or a JSON schema (.json).")],
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="Measure the masks on this model's tokens (hub id, folder, .gguf).")
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="Start rule of a grammar (default: start).")] = None,
+    examples: Annotated[int, typer.Option(help="Example texts to draw, without a model.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+) -> None:
+    """Compile a grammar or a schema and say what it is worth: verdict, warnings, example texts, cost of its masks.
+
+    Exit codes: 0; 2 it cannot be used; 3 it admits no text.
+    """
+    if examples < 0:
+        raise UsageError(f"--examples {examples}: give 0 or more")
+    _file("check", file)
+    import smcgen as sg
+    from smcgen.potentials.describe import describe
+
+    if file.suffix == ".json":
+        if start is not None:
+            raise UsageError("--start has no effect on a schema: leave it out")
+        constraint = sg.json_schema(file)
+    else:
+        constraint = sg.lark(file, start=start)
+    vocabulary = None if model is None else sg.LM(model, device="cpu").load().vocabulary
+    typer.echo(str(describe(constraint, vocabulary, examples, seed)))
+
+
 def _note(message: str) -> None:
     typer.echo(f"smcgen: {message}", err=True)
 
@@ -250,13 +299,35 @@ def _draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> L
     return LM(name, device=device, dtype=dtype)
 
 
-def _potentials(pattern: str | None, names: list[str] | None) -> Iterator[Factor]:
+def _conditions(
+    pattern: str | None,
+    grammar: Path | None,
+    schema: Path | None,
+    options: list[str] | None,
+    wanted: list[str] | None,
+    banned: list[str] | None,
+) -> Iterator[Factor]:
+    """The hard constraints that the options name."""
     import smcgen as sg
 
     if pattern is not None:
         yield sg.regex(pattern)
-    for name in names or ():
-        yield _python_potential(name)
+    if grammar is not None:
+        yield sg.lark(_file("--grammar", grammar))
+    if schema is not None:
+        yield sg.json_schema(_file("--json-schema", schema))
+    if options:
+        yield sg.choice(options)
+    if wanted:
+        yield sg.contains(*wanted)
+    if banned:
+        yield sg.avoids(*banned)
+
+
+def _file(option: str, path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"{option} {path}: there is no such file")
+    return path
 
 
 def _python_potential(name: str) -> Factor:

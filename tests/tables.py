@@ -41,15 +41,13 @@ class TableLM:
         self.vocabulary = vocabulary(name)
         self.device = table.device
 
-    def open(
-        self, groups: int, particles: int, prompt_tokens: int, new_tokens: int, isolate: bool = False
-    ) -> TableContext:
+    def open(self, groups: int, particles: int, prompt_tokens: int, new_tokens: int, isolate: bool = False) -> TableContext:
         rows = groups * particles
         return TableContext(
             groups,
             particles,
-            torch.zeros(rows, dtype=torch.int64),
-            torch.full((rows, prompt_tokens + new_tokens), START),
+            torch.zeros(rows, dtype=torch.int64, device=self.device),
+            torch.full((rows, prompt_tokens + new_tokens), START, device=self.device),
         )
 
     def prefill(self, context: TableContext, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -57,14 +55,14 @@ class TableLM:
             where = torch.tensor([g for g, p in zip(groups, prompts, strict=True) if tuple(p) == prompt])
             rows = (where[:, None] * context.particles + torch.arange(context.particles)).flatten()
             context.length[rows] = len(prompt)
-            context.history[rows, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+            context.history[rows, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64, device=self.device)
 
     def extend(self, context: TableContext, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         width = context.history.shape[1]
         for t in range(tokens.shape[1]):
             rows = (t < counts).nonzero()[:, 0]
             context.history[rows, context.length[rows] + t] = tokens[rows, t]
-        at = context.length[:, None] + torch.arange(tokens.shape[1])
+        at = context.length[:, None] + torch.arange(tokens.shape[1], device=self.device)
         last = context.history.gather(1, at.clamp(max=width - 1))
         before = torch.where(at > 0, context.history.gather(1, (at - 1).clamp(0, width - 1)), START)
         context.length += counts
@@ -80,17 +78,17 @@ class TableLM:
     def probabilities(self, prompt: Sequence[int], prefix: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """p(. | prompt + prefix), float64 [V], computed apart from everything the engine uses."""
         read = [START, START, *prompt, *prefix]
-        logits = self.table[read[-2], read[-1]].double().numpy() / temperature
+        logits = self.table[read[-2], read[-1]].double().cpu().numpy() / temperature
         mass = np.exp(logits - logits.max())
         return mass / mass.sum()
 
 
-def tables(seed: int = 0, noise: float = 0.6) -> tuple[TableLM, TableLM]:
+def tables(seed: int = 0, noise: float = 0.6, device: str = "cpu") -> tuple[TableLM, TableLM]:
     """A base model with normal logits of deviation 1.2, and a draft that is 0.6 of it plus noise."""
     generator = torch.Generator().manual_seed(seed)
     base = 1.2 * torch.randn(V + 1, V + 1, V, generator=generator)
     draft = 0.6 * base + noise * torch.randn(V + 1, V + 1, V, generator=generator)
-    return TableLM(base, "base"), TableLM(draft, "draft")
+    return TableLM(base.to(device), "base"), TableLM(draft.to(device), "draft")
 
 
 def samples(max_tokens: int = T) -> Iterator[tuple[int, ...]]:

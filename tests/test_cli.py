@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -138,6 +139,42 @@ def test_json_lines_are_reproducible_and_whole(run, model, tmp_path):
     for line in one.splitlines():
         post = sg.Posterior.from_json(line)
         assert post.text == json.loads(line)["text"]
+
+
+def test_conditions(run, model, tmp_path):
+    (tmp_path / "g.lark").write_text('start: "a" item+\nitem: "b" | "cd"\n')
+    (tmp_path / "s.json").write_text('{"enum": [1, 2]}')
+    options = ("-m", model, "--max-tokens", "12", "--seed", "1", "--json")
+    done = run("sample", "ab", *options, "--grammar", "g.lark", "--contains", "cd", "--avoid", "bb", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert re.fullmatch("a(b|cd)+", data["text"])
+    assert "cd" in data["text"]
+    assert "bb" not in data["text"]
+    assert len(data["settings"]["potentials"]) == 3
+    done = run("sample", "ab", *options, "--choice", "abc", "--choice", "ade", cwd=tmp_path)
+    assert json.loads(done.stdout)["text"] in ("abc", "ade")
+    done = run("sample", "ab", *options, "--json-schema", "s.json", cwd=tmp_path)  # this model has no digits
+    assert done.returncode == 3
+
+
+def test_check(run, model, tmp_path):
+    (tmp_path / "g.lark").write_text('start: "a" item+\nitem: "b" | "cd"\n')
+    (tmp_path / "s.json").write_text('{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}')
+    (tmp_path / "empty.lark").write_text('start: "a" start\n')
+    done = run("check", "g.lark", "-m", model, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "exact" in done.stdout
+    assert "us mean" in done.stdout
+    examples = re.findall("example: '(.*)'", done.stdout)
+    assert examples
+    assert all(re.fullmatch("a(b|cd)+", example) for example in examples)
+    done = run("check", "s.json", cwd=tmp_path)
+    assert "checked at the end" in done.stdout
+    assert "uniqueItems" in done.stdout
+    assert run("check", "empty.lark", cwd=tmp_path).returncode == 3
+    assert run("check", "none.lark", cwd=tmp_path).returncode == 2
+    assert run("check", "s.json", "--start", "x", cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize(

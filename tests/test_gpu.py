@@ -1,0 +1,71 @@
+"""The engine on a CUDA device: the enumeration tests in float32, and the same draws as on the CPU. Run with -m gpu."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import smcgen as sg
+from tests.statistics import evidence_z, many, measure, z_score
+from tests.tables import enumerate_target, tables
+from tests.test_evidence import IDS, PATTERN, likes_b, matches
+from tests.test_paged_engine import enumerate_samples, run, tiny, tokenizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tables(device="cuda")
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["plain", "regex", "function", "annealed"])
+def test_evidence_on_the_device(pair, alpha, kind):
+    base, draft = pair
+    target, options = sg.LM(base) ** alpha, {"draft": sg.LM(draft), "block": 2}
+    truth = enumerate_target([(base, alpha, IDS)])
+    if kind == "regex":
+        target, truth = target * sg.regex(PATTERN), enumerate_target([(base, alpha, IDS)], accept=matches)
+    if kind == "function":
+        target = target * likes_b
+        truth = enumerate_target([(base, alpha, IDS)], phi=lambda t: math.exp(likes_b.function(t)))
+    if kind == "annealed":
+        options |= {"anneal": sg.Ramp(first=0.5, rounds=2), "block": 1}
+    assert abs(evidence_z(many(target, **options), truth)) < 4
+
+
+def test_the_same_draws_as_on_the_cpu(pair):
+    here, there = tables(), pair
+    results = []
+    for base, draft in (here, there):
+        posts = many(sg.LM(base) ** 2, groups=500, draft=sg.LM(draft), block=2)
+        results.append((posts.arrays(), posts.log_evidence))
+    same = (results[0][0]["tokens"] == results[1][0]["tokens"]).all((1, 2))
+    assert same.mean() > 0.995  # rounding may move a draw across the edge of a token
+    assert np.allclose(results[0][1][same], results[1][1][same], atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_transformers_through_the_pages_on_the_device(block):
+    base = tiny(seed=1)
+    gamma = enumerate_samples(base, [0, 3, 1], 2.0)
+    lm = sg.LM(copy.deepcopy(base).cuda(), tokenizer())
+    options = (
+        {} if block is None else {"draft": sg.LM(tiny(seed=1).to(torch.bfloat16).float().cuda(), tokenizer()), "block": block}
+    )
+    posts = run(lm**2, [[0, 3, 1]] * 4000, **options)
+    assert abs(z_score(np.exp(posts.log_evidence[:, 0]), sum(gamma.values()))) < 4
+    weights = measure(posts, list(gamma)).mean(0)
+    truth = np.array(list(gamma.values()))
+    assert 0.5 * np.abs(weights - truth).sum() / truth.sum() < 0.1
+
+
+def test_bits_repeat_on_the_device():
+    lm = sg.LM(tiny(seed=1).cuda(), tokenizer())
+    one, two = (sg.sample(lm**2, [2, 2], seed=7, particles=8, max_tokens=12).to_json() for _ in range(2))
+    assert one == two
