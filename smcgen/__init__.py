@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from smcgen.potentials.json_schema import json_schema
     from smcgen.potentials.lark import lark
     from smcgen.potentials.regex import regex
+    from smcgen.potentials.reward import reward
+    from smcgen.potentials.reward_model import RewardModel
     from smcgen.potentials.text import avoids, choice, contains, length
     from smcgen.sampling import asample, sample
     from smcgen.smc.schedule import Ramp
@@ -32,6 +34,7 @@ __all__ = [
     "Potential",
     "PotentialError",
     "Ramp",
+    "RewardModel",
     "SmcgenError",
     "Target",
     "UsageError",
@@ -46,6 +49,7 @@ __all__ = [
     "length",
     "potential",
     "regex",
+    "reward",
     "sample",
 ]
 
@@ -59,6 +63,8 @@ _HOME = {
     "smcgen.potentials.json_schema": ("json_schema",),
     "smcgen.potentials.lark": ("lark",),
     "smcgen.potentials.regex": ("regex",),
+    "smcgen.potentials.reward": ("reward",),
+    "smcgen.potentials.reward_model": ("RewardModel",),
     "smcgen.potentials.text": ("avoids", "choice", "contains", "length"),
     "smcgen.sampling": ("sample", "asample"),
     "smcgen.smc.schedule": ("Ramp",),

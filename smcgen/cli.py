@@ -112,6 +112,13 @@ def sample(
         list[str] | None,
         typer.Option(rich_help_panel=TARGET, help="module:name of a Python potential, or file.py:name; may be repeated."),
     ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=TARGET,
+            help="MODEL or MODEL:beta, a reward model (hub id or folder): the text counts exp(beta * reward); may be repeated.",
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(rich_help_panel=TARGET, help="Budget of generated tokens.")] = 128,
     stop: Annotated[
         list[str] | None, typer.Option(rich_help_panel=TARGET, help="End the text before this string; may be repeated.")
@@ -176,6 +183,8 @@ def sample(
         target = target * factor
     for name in potential or ():
         target = target * _python_potential(name)
+    for name in reward or ():
+        target = target * _reward(name)
     helper = _draft(lm, draft, device, dtype)
     if model == "tiny":
         note("using the small pair that ships with smcgen; name a model of yours with -m")
@@ -328,6 +337,17 @@ def _file(option: str, path: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"{option} {path}: there is no such file")
     return path
+
+
+def _reward(name: str) -> Factor:
+    """`MODEL` or `MODEL:beta`."""
+    import smcgen as sg
+
+    model, _, beta = name.rpartition(":")
+    try:
+        return sg.reward(model, float(beta)) if model else sg.reward(name)
+    except ValueError:
+        raise UsageError(f"--reward {name}: {beta!r} is no number: give MODEL or MODEL:beta") from None
 
 
 def _python_potential(name: str) -> Factor:

@@ -16,6 +16,7 @@ import pytest
 import smcgen as sg
 from smcgen.cli import main
 from tests.test_paged_engine import tiny, tokenizer
+from tests.tiny_models import byte_level, reward_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -141,6 +142,16 @@ def test_json_lines_are_reproducible_and_whole(run, model, tmp_path):
         assert post.text == json.loads(line)["text"]
 
 
+def test_rewards(run, model, tmp_path):
+    judge = reward_model()
+    judge.save_pretrained(tmp_path / "judge")
+    byte_level().save_pretrained(tmp_path / "judge")
+    options = ("-m", model, "--max-tokens", "6", "--seed", "1", "--json")
+    done = run("sample", "ab", *options, "--reward", "judge:0.5", "--reward", "judge", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["settings"]["potentials"] == ["reward(judge, beta=0.5)", "reward(judge)"]
+
+
 def test_conditions(run, model, tmp_path):
     (tmp_path / "g.lark").write_text('start: "a" item+\nitem: "b" | "cd"\n')
     (tmp_path / "s.json").write_text('{"enum": [1, 2]}')
@@ -194,6 +205,9 @@ def test_check(run, model, tmp_path):
         (["--potential", "nothing:here"], 2, "nothing"),
         (["--potential", "bad.py:nan"], 2, "nan"),
         (["--potential", "bad.py:broken"], 2, "broken"),
+        (["--reward", "no/judge"], 1, "reward model no/judge cannot be read"),
+        (["--reward", "judge:much"], 2, "give MODEL or MODEL:beta"),
+        (["--reward", "judge:0"], 2, "beta=0"),
         (["--prompt-file", "none.txt"], 2, "none.txt"),
         (["-o", "no/folder/out.jsonl"], 2, "no folder"),
         (["--resampling", "best"], 2, "multinomial"),

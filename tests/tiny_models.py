@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -145,3 +146,21 @@ def word_tokenizer(size=97, **special):
     backend = Tokenizer(models.WordLevel({chr(0x100 + i): i for i in range(size)}, unk_token=chr(0x100)))
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def reward_model(family="LlamaForSequenceClassification", seed=0, **changes):
+    """An untrained judge whose scores differ from text to text, by default for the tokens of `byte_level`."""
+    torch.manual_seed(seed)
+    kind = getattr(transformers, family)
+    sizes = {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.4,
+        "pad_token_id": None,
+    }
+    heads = {} if family.endswith("CausalLM") else {"num_labels": 1}
+    return kind(kind.config_class(**{**sizes, **heads, **changes})).eval()

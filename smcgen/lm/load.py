@@ -87,7 +87,7 @@ def load(
     name = os.fspath(spec)
     where = _device(device)
     kind = _dtype(dtype) or (torch.bfloat16 if where.type == "cuda" else torch.float32)
-    with _quiet():
+    with quiet():
         if name.lower().endswith(".gguf"):
             if not Path(name).expanduser().is_file():
                 raise ModelError(f"there is no file {name}: check the path")
@@ -119,7 +119,7 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, device: Any, dtype: Any
             own = own.to(device=where, dtype=kind)
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"{name} cannot be copied: {_first_line(error)}; save it and give the folder") from error
-    with _quiet():
+    with quiet():
         return _paged(name, own, _tokenizer(name, tokenizer))
 
 
@@ -253,7 +253,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers writes advice and progress bars to stderr; what matters is checked and said here."""
     log = transformers.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
