@@ -205,7 +205,7 @@ def test_check(run, model, tmp_path):
         (["--potential", "nothing:here"], 2, "nothing"),
         (["--potential", "bad.py:nan"], 2, "nan"),
         (["--potential", "bad.py:broken"], 2, "broken"),
-        (["--reward", "no/judge"], 1, "reward model no/judge cannot be read"),
+        (["--reward", "no/judge"], 2, "reward model no/judge cannot be read"),
         (["--reward", "judge:much"], 2, "give MODEL or MODEL:beta"),
         (["--reward", "judge:0"], 2, "beta=0"),
         (["--prompt-file", "none.txt"], 2, "none.txt"),
