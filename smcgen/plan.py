@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, Factor, Target
+from smcgen.target import LM, WHOLE, Factor, Target, Truncation
 
 DEFAULT_BLOCK = 4
+DEFAULT_PARTICLES = 8
+MODES = ("smc", "exact")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,28 @@ class Plan:
     anneal: Ramp
     draft_temperature: float | None
     deterministic: bool
+    leniency: float
+    chains: int
+    mode: str
+
+    @property
+    def rows(self) -> int:
+        """Sequences that a group reads at a time."""
+        return self.particles * self.chains
+
+    @property
+    def draft_law(self) -> tuple[float, Truncation]:
+        """Temperature and truncation of the draft. Under finite leniency the residual covers what a truncated draft leaves
+        out, so that it follows the target's truncation; under infinite leniency it must cover the target by itself."""
+        assert self.draft is not None
+        assert self.draft_temperature is not None
+        first = self.target.lms[0][0]
+        if self.draft_temperature == 0:
+            return 1.0, Truncation(top_k=1)
+        own = self.draft.truncation
+        if own == WHOLE and self.leniency < math.inf:
+            own = first.truncation
+        return self.draft_temperature, own
 
     def settings(self) -> dict[str, Any]:
         """What decides the run, JSON-ready."""
@@ -53,13 +78,16 @@ class Plan:
             "threshold": self.threshold,
             "anneal": [self.anneal.first, self.anneal.rounds, self.anneal.of],
             "deterministic": self.deterministic,
+            "mode": self.mode,
+            "leniency": self.leniency if math.isfinite(self.leniency) else None,
+            "chains": self.chains,
         }
 
 
 def make_plan(
     target: Factor,
     draft: LM | str | None,
-    particles: int,
+    particles: int | None,
     block: int | None,
     max_tokens: int,
     seed: int | None,
@@ -71,6 +99,9 @@ def make_plan(
     anneal: Ramp | None,
     draft_temperature: float | None,
     deterministic: bool,
+    leniency: float | None,
+    chains: int,
+    mode: str,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -81,14 +112,30 @@ def make_plan(
     positive = sum(power for _, power in target.lms if power > 0)
     if positive == 0:
         raise UsageError(f"target {target!r} has only negative exponents: multiply by a model with a positive one")
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}")
+    if mode == "exact":
+        _check_exact(target, particles, leniency, anneal)
+        particles, leniency = 1, 1.0
+    particles = DEFAULT_PARTICLES if particles is None else particles
     for name, value, least, most in (
         ("particles", particles, 1, MAX_SLOTS // 2),
+        ("chains", chains, 1, MAX_SLOTS // 2),
         ("max_tokens", max_tokens, 1, None),
         ("runs", runs, 1, 1 << 32),
         ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
             raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
+    leniency = _check_leniency(leniency, chains, draft is None, mode)
+    if particles * chains > MAX_SLOTS // 2:
+        raise UsageError(f"particles={particles} times chains={chains}: give at most {MAX_SLOTS // 2} together")
+    greedy = [lm for lm, _ in target.lms if lm.temperature == 0]
+    if greedy and mode != "exact":
+        raise UsageError(f"{greedy[0]!r} is greedy decoding: give a positive number such as 0.01, or use mode='exact'")
+    for lm, power in target.lms:
+        if power < 0 and lm.truncation != WHOLE:
+            raise UsageError(f"{lm!r} has probabilities 0 and a negative exponent: leave its truncation out")
     if block is not None and draft is None:
         raise UsageError("block has no effect without a draft: name a draft model, or leave block out")
     if draft_temperature is not None:
@@ -116,9 +163,40 @@ def make_plan(
         draft = LM(draft) if isinstance(draft, str) else draft
         if not isinstance(draft, LM):
             raise UsageError(f"draft {draft!r}: give an LM or the name of a model")
+        if draft.truncation != WHOLE and leniency == math.inf:
+            raise UsageError(
+                f"draft {draft!r} leaves out tokens that the target has: truncate the target, leave the draft's truncation "
+                "out, or give a finite leniency"
+            )
         if draft_temperature is None:
             draft_temperature = (draft.temperature if draft.temperature != 1 else first.temperature) / positive
     return Plan(
         target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
-        threshold, anneal or Ramp(), draft_temperature, deterministic,
+        threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode,
     )  # fmt: skip
+
+
+def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None) -> None:
+    """Raises UsageError unless one lossless sequence can have this law."""
+    if target.potentials or len(target.lms) != 1 or target.lms[0][1] != 1:
+        raise UsageError(
+            f"mode='exact' draws from one language model alone, not from {target!r}: use mode='smc' for powers, products and "
+            "potentials"
+        )
+    for name, given in (("particles", particles not in (None, 1)), ("leniency", leniency not in (None, 1)), ("anneal", anneal)):
+        if given:
+            raise UsageError(f"{name} has no place in mode='exact' (one particle, leniency 1): leave it out, or use mode='smc'")
+
+
+def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mode: str) -> float:
+    if leniency is None:
+        leniency = math.inf
+    if isinstance(leniency, bool) or not isinstance(leniency, int | float) or not leniency >= 1:
+        raise UsageError(f"leniency={leniency!r}: give a number from 1 (lossless) to infinity (every drafted token is kept)")
+    if without_draft:
+        name = "chains" if chains != 1 else "leniency" if leniency < math.inf and mode != "exact" else None
+        if name:
+            raise UsageError(f"{name} has no effect without a draft: name a draft model, or leave it out")
+    elif chains > 1 and leniency == math.inf:
+        raise UsageError("chains has no effect at infinite leniency, where the first is always taken: give a finite leniency")
+    return float(leniency)

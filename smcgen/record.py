@@ -27,6 +27,8 @@ class Round:
     deaths: int
     ancestors: list[int]
     counts: list[int]  # tokens committed per particle
+    judged: int = 0  # positions at which drafted tokens were put to the test of acceptance, all particles together
+    accepted: int = 0  # positions at which one was accepted
 
 
 ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import deque
 from typing import Any
@@ -19,6 +20,7 @@ from smcgen.potentials.base import STOP, Potential, Prompt
 from smcgen.progress import Progress
 from smcgen.proposals.base import World
 from smcgen.proposals.draft import DraftProposal
+from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.target import TargetProposal
 from smcgen.record import ITEM_FIELDS, Record, Round
 from smcgen.smc.ending import Ending, cut_at_stop, stop_table
@@ -29,7 +31,7 @@ from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.round import Algorithm, step
 from smcgen.target import LM, Factor
 
-DEFAULT_ROWS = 256  # particles that run at a time, all groups together
+DEFAULT_ROWS = 256  # sequences that are read at a time, all groups together
 
 
 def run(
@@ -47,7 +49,7 @@ def run(
 
     shown, encoded = _encode(lms, models, prompts, chat)
     items = len(prompts) * plan.runs
-    width = min(items, groups or max(1, DEFAULT_ROWS // plan.particles))
+    width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
     shape = (width, plan.particles)
     longest = max(len(ids) for factor in encoded for ids in factor)
     for model in [*models, *([draft] if draft else [])]:
@@ -57,16 +59,20 @@ def run(
                 f"{plan.max_tokens} do not fit; shorten one of them"
             )
     room = (longest, plan.max_tokens + 1, plan.deterministic)
-    scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.temperature for lm in lms], shape, *room)
+    scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.law for lm in lms], shape, *room, plan.chains)
     if draft is None:
         proposal = TargetProposal()
     else:
-        assert plan.draft_temperature is not None
-        proposal = DraftProposal(Reader(draft, (1, *shape), *room), plan.block, plan.draft_temperature)
+        reader = Reader(draft, (1, width, plan.rows), *room)
+        if plan.leniency == math.inf:
+            proposal = DraftProposal(reader, plan.block, *plan.draft_law)
+        else:
+            proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
     text_of = functools.partial(_texts, vocabulary, plan.stop)
+    exponents = [b for _, b in plan.target.potentials]
     world = World(
         scorer=scorer,
-        potentials=Potentials(potentials, [b for _, b in plan.target.potentials], shape, len(vocabulary), text_of, base.device),
+        potentials=Potentials(potentials, exponents, shape, len(vocabulary), text_of, base.device, plan.chains),
         ending=_ending(plan, vocabulary, base.device),
         keys=Keys(plan.seed, *(torch.zeros(width, dtype=torch.int64, device=base.device) for _ in range(2))),
         # The standard error from one run's genealogy assumes independent draws.
@@ -195,6 +201,8 @@ class Batch:
                     deaths=int(info.deaths[group]),
                     ancestors=info.ancestors[group].tolist(),
                     counts=info.counts[group].tolist(),
+                    judged=int(info.judged[group]),
+                    accepted=int(info.accepted[group]),
                 )
                 for info in history[first:end]
             ]

@@ -28,7 +28,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     prompt: Any = None,
     *,
     draft: LM | str | None = None,
-    particles: int = 8,
+    particles: int | None = None,
     block: int | None = None,
     max_tokens: int = 128,
     seed: int | None = None,
@@ -39,6 +39,9 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     threshold: float = 0.9,
     anneal: Ramp | None = None,
     draft_temperature: float | None = None,
+    leniency: float | None = None,
+    chains: int = 1,
+    mode: str = "smc",
     chat: bool | None = None,
     groups: int | None = None,
     keys: Sequence[int] | None = None,
@@ -52,7 +55,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         prompt: text, chat messages (list of dicts) or token ids (list of ints); a list of these runs many prompts at once and
             returns `Posteriors`. None if every language model has its own (`lm.given`).
         draft: a model with the same tokenizer that proposes blocks; without it the target proposes token by token.
-        particles: N of each group.
+        particles: N of each group (default 8).
         block: K, tokens drafted per round (default 4; only with a draft).
         max_tokens: budget of generated tokens, the end token included.
         seed: of all randomness, in [0, 2**64); None takes a fresh one, kept in `settings`.
@@ -63,6 +66,10 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         threshold: resample a group when its ESS is below threshold * particles; 0 never, 1 always.
         anneal: a `Ramp` of the exponents.
         draft_temperature: default: the first model's temperature / sum of positive exponents.
+        leniency: s >= 1: a drafted token is kept with probability min(1, s * target / draft). 1 is lossless speculative
+            decoding, infinity (default) keeps all of them and leaves the rest to the weights.
+        chains: M, candidate continuations that each particle drafts (only with a finite leniency).
+        mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
         groups: groups that run at a time (default: as many as make 256 particles).
         keys: an integer in [0, 2**32) per prompt that keys its randomness; default: its index.
@@ -78,7 +85,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     """
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic,
+        draft_temperature, deterministic, leniency, chains, mode,
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]

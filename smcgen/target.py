@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smcgen.errors import UsageError
 
@@ -127,6 +127,17 @@ class Handle:
         return self.loaded
 
 
+class Truncation(NamedTuple):
+    """Which tokens a next-token law keeps (see `kernels.truncate`); None is no limit."""
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+WHOLE = Truncation()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class LM(Factor):
     """A language model as a factor of a target: p(x | prompt), the probability of a whole token sequence.
@@ -143,6 +154,7 @@ class LM(Factor):
     handle: Handle
     prompt: Any = None
     temperature: float = 1.0
+    truncation: Truncation = WHOLE
 
     def __init__(self, spec: Any, tokenizer: Any = None, *, device: str | None = None, dtype: str | None = None):
         handle = spec if isinstance(spec, Handle) else Handle(spec, tokenizer, device, dtype)
@@ -157,19 +169,61 @@ class LM(Factor):
         frozen = prompt if isinstance(prompt, str) else tuple(prompt)
         return self._with(prompt=frozen)
 
-    def at(self, *, temperature: float) -> LM:
-        """softmax(logits / temperature): another base model, which is not a power of this one (see `**`)."""
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not math.isfinite(temperature):
-            raise UsageError(f"temperature {temperature!r}: give a positive number")
-        if temperature <= 0:
-            raise UsageError(
-                f"temperature {temperature:g}: give a positive number; for nearly greedy text use a small one such as 0.01"
-            )
-        return self._with(temperature=float(temperature))
+    def at(
+        self,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+    ) -> LM:
+        """softmax(logits / temperature), cut to some tokens and normalised: another base model, which is not a power of this
+        one (see `**`). What is left out stays as it is.
+
+        Args:
+            temperature: positive; 0 is greedy decoding, for mode="exact" only.
+            top_k: the k likeliest tokens.
+            top_p: in (0, 1], the fewest likeliest tokens that have this probability together.
+            min_p: in [0, 1], tokens at least this share as likely as the likeliest.
+        """
+        for name, value, low, high in (
+            ("temperature", temperature, 0, math.inf),
+            ("top_k", top_k, 1, math.inf),
+            ("top_p", top_p, 0, 1),
+            ("min_p", min_p, 0, 1),
+        ):
+            if value is None:
+                continue
+            kind = int if name == "top_k" else int | float
+            wrong = isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value)
+            if wrong or not low <= value <= high or (name == "top_p" and value == 0):
+                wanted = {
+                    "temperature": "a positive number (0 is greedy decoding, for mode='exact')",
+                    "top_k": "an integer of at least 1",
+                    "top_p": "a number in (0, 1]",
+                    "min_p": "a number in [0, 1]",
+                }[name]
+                raise UsageError(f"{name} {value!r}: give {wanted}")
+        old = self.truncation
+        return self._with(
+            temperature=self.temperature if temperature is None else float(temperature),
+            truncation=Truncation(
+                old.top_k if top_k is None else top_k,
+                old.top_p if top_p is None else float(top_p),
+                old.min_p if min_p is None else float(min_p),
+            ),
+        )
+
+    @property
+    def law(self) -> tuple[float, Truncation]:
+        """The temperature and truncation to compute with: greedy decoding is the likeliest token alone, at temperature 1."""
+        return (1.0, Truncation(top_k=1)) if self.temperature == 0 else (self.temperature, self.truncation)
 
     def quantized(self, bits: int = 8) -> LM:
         """A copy with weights rounded to `bits` bits (8, 6, 5, 4 or 3), for use as a draft."""
-        return LM(Handle(None, source=self.handle, bits=bits))._with(prompt=self.prompt, temperature=self.temperature)
+        return LM(Handle(None, source=self.handle, bits=bits))._with(
+            prompt=self.prompt, temperature=self.temperature, truncation=self.truncation
+        )
 
     def load(self) -> LanguageModel:
         """The loaded model. Raises ModelError."""
@@ -177,7 +231,7 @@ class LM(Factor):
 
     def _with(self, **changes: Any) -> LM:
         new = LM(self.handle)
-        for name in ("prompt", "temperature"):
+        for name in ("prompt", "temperature", "truncation"):
             object.__setattr__(new, name, changes.get(name, getattr(self, name)))
         return new
 
@@ -185,16 +239,16 @@ class LM(Factor):
         return isinstance(other, LM) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((id(self.handle), self.temperature))
+        return hash((id(self.handle), self.temperature, self.truncation))
 
     def _key(self) -> tuple:
-        return id(self.handle), self.temperature, self.prompt
+        return id(self.handle), self.temperature, self.truncation, self.prompt
 
     def __repr__(self) -> str:
         text = f"LM({self.name!r})"
         if self.prompt is not None:
             shown = repr(self.prompt)
             text += f".given({shown if len(shown) <= 40 else shown[:37] + '...'})"
-        if self.temperature != 1:
-            text += f".at(temperature={self.temperature:g})"
-        return text
+        options = [] if self.temperature == 1 else [f"temperature={self.temperature:g}"]
+        options += [f"{name}={value:g}" for name, value in self.truncation._asdict().items() if value is not None]
+        return text + (f".at({', '.join(options)})" if options else "")

@@ -60,7 +60,7 @@ def test_values_do_not_change():
         (lambda: lm**0, "leave it out"),
         (lambda: lm ** float("nan"), "finite"),
         (lambda: lm ** float("inf"), "finite"),
-        (lambda: lm.at(temperature=0), "positive number"),
+        (lambda: sg.sample(lm.at(temperature=0), "a"), "positive number"),
         (lambda: lm.at(temperature=-1), "positive number"),
         (lambda: lm.at(temperature=float("nan")), "positive number"),
         (lambda: sg.sample(sg.regex("a"), "a"), "no language model"),

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from smcgen.potentials.base import ALIVE, DEAD
+from smcgen.smc.chains import widen
 from smcgen.smc.ending import Ending
 from smcgen.smc.factors import Potentials, Scorer, text_counts
 from smcgen.smc.keys import Keys
@@ -75,6 +76,8 @@ class Drawing:
         self.token_log_p = torch.zeros(*shape, size + 1, factors, dtype=torch.float64, device=device)
         self.counts = torch.zeros_like(particles.length)
         self.log_weight = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.log_z = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.judged = self.accepted = torch.zeros_like(particles.length)
         self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
         self.history, self.round = particles.history, particles.round
 
@@ -88,6 +91,13 @@ class Drawing:
 
         A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
         the token, unless it ended the sample."""
+        taken = self.append(world, active, token, log_q, cause)
+        self.read(world, token, taken)
+
+    def append(
+        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+    ) -> torch.Tensor:
+        """`commit` without the hard potentials: bool [G, N], where a token was appended."""
         taken = active & (log_q != -torch.inf)
         column = torch.where(taken, self.counts, self.size)[..., None]
         self.tokens.scatter_(-1, column, token[..., None])
@@ -99,10 +109,15 @@ class Drawing:
         # A multiplicative hash; a collision of two histories would do no harm (see `World.uniform`).
         self.history = torch.where(taken, (self.history + token + 1) * 0x5851F42D4C957F2D, self.history)
         self.kill(active & ~taken, cause)
-        one = text_counts(taken.long(), torch.where(taken, reason, ALIVE))
-        change, cause = world.potentials.extend(world.potentials.hard, token[..., None], one)
-        self.log_weight = self.log_weight + change
-        self.kill(change == -torch.inf, cause)
+        return taken
+
+    def read(self, world: World, token: torch.Tensor, taken: torch.Tensor) -> None:
+        """The hard potentials, which may follow M chains of each particle, read the token just appended where `taken`."""
+        one = text_counts(taken.long(), torch.where(taken, self.reason, ALIVE))
+        chains = world.potentials.rows // token.shape[1]
+        change, cause = world.potentials.extend(world.potentials.hard, widen(token[..., None], chains), widen(one, chains))
+        self.log_weight = self.log_weight + change[:, ::chains]
+        self.kill(change[:, ::chains] == -torch.inf, cause[:, ::chains])
 
     def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
         """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
@@ -122,4 +137,7 @@ class Drawing:
             stop_state=self.stop_state,
             history=self.history,
             cause=self.cause,
+            log_z=self.log_z,
+            judged=self.judged,
+            accepted=self.accepted,
         )

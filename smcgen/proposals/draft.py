@@ -7,16 +7,28 @@ q being the draft as it was sampled from: its temperature, and the mask of the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from smcgen.kernels.categorical import draw, scaled
+from smcgen.kernels.truncate import truncate
 from smcgen.lm.batch import Reader
 from smcgen.proposals.base import Drawing, World
 from smcgen.proposals.target import draw_local
 from smcgen.smc.keys import DRAFT
 from smcgen.smc.particles import Block, Particles
+from smcgen.target import WHOLE, Truncation
+
+
+@dataclass
+class Step:
+    """What the tokens of one drafting step were drawn from: q = exp(log_mass) * allowed / exp(log_total)."""
+
+    log_mass: torch.Tensor  # float32 [G, R, V]
+    allowed: torch.Tensor | None  # bool [G, R, V]
+    log_total: torch.Tensor  # float64 [G, R]
 
 
 class DraftProposal:
@@ -25,11 +37,11 @@ class DraftProposal:
     Args:
         reader: the draft model, with one context per group.
         drafted: K >= 1, tokens drafted per round; a round commits K + 1 with the bonus token.
-        temperature: of the draft.
+        temperature, truncation: of the draft.
     """
 
-    def __init__(self, reader: Reader, drafted: int, temperature: float):
-        self.reader, self.drafted, self.temperature = reader, drafted, temperature
+    def __init__(self, reader: Reader, drafted: int, temperature: float, truncation: Truncation = WHOLE):
+        self.reader, self.drafted, self.temperature, self.truncation = reader, drafted, temperature, truncation
         self.block = drafted + 1
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -48,7 +60,8 @@ class DraftProposal:
     def extend(self, particles: Particles, world: World) -> Block:
         drawing = Drawing(particles, self.block, len(world.scorer.columns))
         limit = self.limit(particles, world)
-        self._draft(drawing, particles, world, limit)
+        for _ in self._draft(drawing, particles, world, limit):
+            pass
         drafted, counts = drawing.tokens[..., : self.drafted], drawing.counts
         logits = world.scorer.read(particles, drafted, counts)
         used = torch.arange(self.drafted, device=counts.device) < counts[..., None]
@@ -58,11 +71,12 @@ class DraftProposal:
         target = (log_p * exponents[:, None, None, :]).sum((-1, -2))
         proposal = torch.where(used, drawing.token_log_q[..., : self.drafted], 0.0).sum(-1)
         drawing.log_weight = drawing.log_weight + torch.where(drawing.log_weight > -torch.inf, target - proposal, 0.0)
+        drawing.kill(target == -torch.inf, torch.full_like(counts, -1))  # a token that the target truncates away
         draw_local(drawing, particles, world, logits)
         return drawing.block()
 
-    def _draft(self, drawing: Drawing, particles: Particles, world: World, limit: torch.Tensor) -> None:
-        """Commits up to `limit` [G, N] tokens from the draft."""
+    def _draft(self, drawing: Drawing, particles: Particles, world: World, limit: torch.Tensor) -> Iterator[Step]:
+        """Commits up to `limit` [G, R] tokens from the draft, one a step."""
         tokens, unread = self.reader.unread(particles.tokens, particles.length, 2)
         logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
         row = (unread - 1).clamp(0, 1)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
@@ -73,7 +87,12 @@ class DraftProposal:
             if k > 0:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
             allowed, cause = world.potentials.mask(active)
-            uniform = world.uniform(DRAFT, drawing, k)
-            token, log_q, log_total = draw(scaled(logits, self.temperature), uniform, allowed)
+            log_mass = scaled(truncate(logits, self.temperature, *self.truncation), self.temperature)
+            token, log_q, log_total = draw(log_mass, self.uniform(world, drawing, k), allowed)
             self.reader.watch(log_total, active)
             drawing.commit(world, active, token, log_q, cause)
+            yield Step(log_mass, allowed, log_total)
+
+    def uniform(self, world: World, drawing: Drawing, step: int) -> torch.Tensor:
+        """float64 [G, R] for the draft's draws."""
+        return world.uniform(DRAFT, drawing, step)

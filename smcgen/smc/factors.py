@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from smcgen.kernels.categorical import log_softmax, score, unpack
+from smcgen.kernels.truncate import truncate
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
 from smcgen.potentials.base import END, STOP, Potential, Prompt
+from smcgen.smc.chains import offspring, widen
 from smcgen.smc.particles import Particles
+from smcgen.target import Truncation
 
 
 class Scorer:
@@ -21,22 +24,27 @@ class Scorer:
 
     Args:
         lms: the model of each factor.
-        exponents, temperatures: of each factor.
+        exponents: of each factor.
+        laws: temperature and truncation of each factor.
         shape: (groups, particles).
         prompt_tokens, new_tokens, isolate: as in `Reader`.
+        chains: M, the candidates of each particle that are read at a time, rows [G, N * M] (see `smc.chains`).
     """
 
     def __init__(
         self,
         lms: Sequence[LanguageModel],
         exponents: Sequence[float],
-        temperatures: Sequence[float],
+        laws: Sequence[tuple[float, Truncation]],
         shape: tuple[int, int],
         prompt_tokens: int,
         new_tokens: int,
         isolate: bool = False,
+        chains: int = 1,
     ):
-        self.temperatures = list(temperatures)
+        self.temperatures = [temperature for temperature, _ in laws]
+        self.truncations = [truncation for _, truncation in laws]
+        self.chains = chains
         self.exponents = torch.tensor(exponents, dtype=torch.float64, device=lms[0].device)
         self.columns: list[tuple[int, int]] = []  # of each factor: which reader, which copy
         owners: list[LanguageModel] = []
@@ -49,7 +57,8 @@ class Scorer:
             self.columns.append((r, copies[r]))
             copies[r] += 1
         self.readers = [
-            Reader(lm, (c, *shape), prompt_tokens, new_tokens, isolate) for lm, c in zip(owners, copies, strict=True)
+            Reader(lm, (c, shape[0], shape[1] * chains), prompt_tokens, new_tokens, isolate)
+            for lm, c in zip(owners, copies, strict=True)
         ]
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -60,14 +69,15 @@ class Scorer:
     def read(self, particles: Particles, tokens: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
         """Every model reads the last committed token, then `tokens` int64 [G, N, T] (the first `counts` [G, N]) of live rows.
 
-        Returns, for each factor, logits [G, N, T + 1, V]: entry t is for the token after the t-th new one."""
+        Returns, for each factor, logits [G, N, T + 1, V], truncated: entry t is for the token after the t-th new one."""
         logits = []
         for reader in self.readers:
             last, _ = reader.unread(particles.tokens, particles.length, 1)
             block = torch.cat([last, tokens.expand(reader.shape[0], *tokens.shape)], -1)
             real = torch.where(particles.alive, counts + 1, 0).expand(reader.shape)
             logits.append(reader.read(block, real))
-        return [logits[r][c] for r, c in self.columns]
+        laws = zip(self.columns, self.temperatures, self.truncations, strict=True)
+        return [truncate(logits[r][c], temperature, *truncation) for (r, c), temperature, truncation in laws]
 
     def score(self, logits: Sequence[torch.Tensor], tokens: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         """log p_j of given tokens: logits [G, N, T, V] per factor, tokens int64 and used bool [G, N, T].
@@ -93,12 +103,18 @@ class Scorer:
         return total
 
     def trim(self, length: torch.Tensor) -> None:
+        """The samples have these lengths now, int64 [G, N]."""
         for reader in self.readers:
-            reader.trim(length)
+            reader.trim(widen(length, self.chains))
 
     def fork(self, ancestors: torch.Tensor) -> None:
+        """Particle n becomes a copy of particle `ancestors[g, n]`."""
+        self.follow(offspring(ancestors, self.chains))
+
+    def follow(self, rows: torch.Tensor) -> None:
+        """Row r, of particle or chain, becomes a copy of row `rows[g, r]`."""
         for reader in self.readers:
-            reader.fork(ancestors)
+            reader.fork(rows)
 
 
 @dataclass
@@ -111,6 +127,8 @@ class Potentials:
         shape: (groups, particles).
         vocabulary_size: columns of a mask.
         text_of: tokens, lengths and reasons of some rows -> their texts.
+        chains: M, the candidates of each particle that hard potentials follow at a time: their rows are [G, N * M] (see
+            `smc.chains`), in `mask`, in `extend` and in `states`. Soft potentials read committed blocks only.
         seconds: host time spent in potentials.
     """
 
@@ -120,15 +138,21 @@ class Potentials:
     vocabulary_size: int
     text_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[str]]
     device: torch.device
+    chains: int = 1
     states: list[Any] = field(init=False)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
         groups, particles = self.shape
         blank = [Prompt((), "")] * groups
-        self.states = [potential.start(blank, particles) for potential in self.bound]
+        self.states = [potential.start(blank, particles * (self.chains if potential.hard else 1)) for potential in self.bound]
         words = (self.vocabulary_size + 31) // 32
-        self._bits = torch.zeros(groups * particles, words, dtype=torch.int32)
+        self._bits = torch.zeros(groups * particles * self.chains, words, dtype=torch.int32)
+
+    @property
+    def rows(self) -> int:
+        """R = N * M: rows of the hard potentials in each group."""
+        return self.shape[1] * self.chains
 
     @property
     def hard(self) -> list[int]:
@@ -144,11 +168,12 @@ class Potentials:
             potential.restart(state, groups, prompts)
 
     def mask(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Tokens that every hard potential allows in the rows where `active` bool [G, N].
+        """Tokens that every hard potential allows in the rows where `active` bool [G, R], R being N * M.
 
-        Returns bool [G, N, V] (None without hard potentials) and int64 [G, N]: the potential that left no token, -1 if some
+        Returns bool [G, R, V] (None without hard potentials) and int64 [G, R]: the potential that left no token, -1 if some
         are left; `len(bound)` if only the potentials together left none."""
-        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        shape = active.shape
+        cause = torch.full(shape, -1, dtype=torch.int64)
         if not self.hard:
             return None, cause.to(self.device)
         began = time.perf_counter()
@@ -158,25 +183,26 @@ class Potentials:
             self._bits.fill_(-1)
             self.bound[i].mask(self.states[i], self._bits, rows)
             joint &= self._bits
-            dead = (self._bits == 0).all(-1).view(self.shape)
+            dead = (self._bits == 0).all(-1).view(shape)
             cause = torch.where(dead & (cause < 0), i, cause)
-        dead = (joint == 0).all(-1).view(self.shape)
+        dead = (joint == 0).all(-1).view(shape)
         cause = torch.where(dead & (cause < 0), len(self.bound), cause)
         self.seconds += time.perf_counter() - began
-        return unpack(joint.to(self.device), self.vocabulary_size).view(*self.shape, -1), cause.to(self.device)
+        return unpack(joint.to(self.device), self.vocabulary_size).view(*shape, -1), cause.to(self.device)
 
     def extend(self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Potentials `which` read int64 [G, N, T], the first `counts` [G, N] of each row (no token that ends a sample).
+        """Potentials `which` read int64 [G, R, T], the first `counts` [G, R] of each row (no token that ends a sample); R is
+        N, or N * M for hard potentials.
 
-        Returns float64 [G, N], the change of sum_i beta_i log phi_i, and int64 [G, N], the first that gave 0, -1 if none."""
-        change = torch.zeros(self.shape, dtype=torch.float64)
-        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        Returns float64 [G, R], the change of sum_i beta_i log phi_i, and int64 [G, R], the first that gave 0, -1 if none."""
+        change = torch.zeros(counts.shape, dtype=torch.float64)
+        cause = torch.full(counts.shape, -1, dtype=torch.int64)
         if not which:
             return change.to(self.device), cause.to(self.device)
         began = time.perf_counter()
         flat, real = tokens.flatten(0, 1).cpu(), counts.flatten().cpu()
         for i in which:
-            delta = self.bound[i].extend(self.states[i], flat, real).view(self.shape)
+            delta = self.bound[i].extend(self.states[i], flat, real).view(counts.shape)
             cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
             change += self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
@@ -193,7 +219,8 @@ class Potentials:
         reasons = particles.reason.flatten().cpu()[rows]
         texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
         for i, potential in enumerate(self.bound):
-            delta = potential.finish(self.states[i], rows, texts, reasons.tolist())
+            state_rows = rows * self.chains if potential.hard else rows
+            delta = potential.finish(self.states[i], state_rows, texts, reasons.tolist())
             at = change.view(-1)
             cause.view(-1)[rows] = torch.where((delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows])
             at[rows] += self.exponents[i] * delta
@@ -202,12 +229,25 @@ class Potentials:
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """int64 [G, N], places inside each group."""
-        if not self.bound:
-            return
-        groups, particles = self.shape
-        flat = (ancestors.cpu() + torch.arange(groups)[:, None] * particles).flatten()
-        for potential, state in zip(self.bound, self.states, strict=True):
-            potential.fork(state, flat)
+        for i in self.soft:
+            self.bound[i].fork(self.states[i], _flat(ancestors))
+        self.follow(offspring(ancestors, self.chains))
+
+    def follow(self, rows: torch.Tensor) -> None:
+        """Row r of the hard potentials becomes a copy of row `rows[g, r]`, int64 [G, N * M]."""
+        for i in self.hard:
+            self.bound[i].fork(self.states[i], _flat(rows))
+
+    def rollback(self, counts: torch.Tensor) -> None:
+        """The last `counts` tokens, int64 [G, N * M], that the hard potentials read never happened."""
+        for i in self.hard:
+            self.bound[i].rollback(self.states[i], counts.flatten().cpu())
+
+
+def _flat(places: torch.Tensor) -> torch.Tensor:
+    """Places inside each group, int64 [G, R], as places among all rows, int64 [G * R] on the host."""
+    groups, rows = places.shape
+    return (places.cpu() + torch.arange(groups)[:, None] * rows).flatten()
 
 
 def text_counts(counts: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,8 @@ class Particles:
     scale: torch.Tensor  # float64 [G] of the models' exponents in the current intermediate target
     soft_scale: torch.Tensor  # float64 [G] of the soft potentials' exponents in it
     round: torch.Tensor  # int64 [G] rounds this group has run
+    log_z: torch.Tensor  # float64 [G] sum of log Z_t over all tokens drawn with a known one
+    drawn: torch.Tensor  # int64 [G] tokens drawn
 
     @classmethod
     def empty(cls, groups: int, particles: int, max_tokens: int, factors: int, device: torch.device) -> Particles:
@@ -61,6 +63,8 @@ class Particles:
             scale=real(groups),
             soft_scale=real(groups),
             round=torch.zeros(groups, dtype=torch.int64, device=device),
+            log_z=real(groups),
+            drawn=torch.zeros(groups, dtype=torch.int64, device=device),
         )
 
     @property
@@ -93,6 +97,8 @@ class Particles:
         self.root[where] = torch.arange(self.root.shape[1], device=where.device)
         self.log_evidence[where] = 0
         self.round[where] = 0
+        self.log_z[where] = 0
+        self.drawn[where] = 0
         self.scale[where] = 1
         self.soft_scale[where] = 1
 
@@ -124,6 +130,9 @@ class Block:
     stop_state: torch.Tensor  # int64 [G, N] after the block
     history: torch.Tensor  # int64 [G, N] after the block
     cause: torch.Tensor  # int64 [G, N] which potential left no token, -1 if none
+    log_z: torch.Tensor  # float64 [G, N] sum of log Z_t over the block; 0 where blocks are regular and nobody asks
+    judged: torch.Tensor  # int64 [G, N] positions at which drafted tokens were put to the test of acceptance
+    accepted: torch.Tensor  # int64 [G, N] positions at which one was accepted, at most `judged`
 
 
 @dataclass
@@ -138,3 +147,5 @@ class RoundInfo:
     deaths: torch.Tensor  # int64 [G] particles whose weight became 0 in this round
     ancestors: torch.Tensor  # int64 [G, N]
     counts: torch.Tensor  # int64 [G, N] tokens committed
+    judged: torch.Tensor  # int64 [G] positions at which drafted tokens were put to the test of acceptance
+    accepted: torch.Tensor  # int64 [G] positions at which one was accepted

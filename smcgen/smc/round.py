@@ -31,15 +31,21 @@ class Algorithm:
         scheme: one of `smcgen.smc.resampling.SCHEMES`.
         threshold: resample a group when ESS < threshold * N; 0 never, 1 always.
         ramp: exponents of the intermediate targets.
-        length_penalty: lambda >= 0: resample on w exp(-lambda * length), restored afterwards. Any value is legal; 0 is right
-            while live particles have equal lengths, else the mean log Z_t per token keeps short ones from winning.
+        length_penalty: lambda: resample on w exp(-lambda * length), restored afterwards. Any value is legal; None takes the
+            mean log Z_t per token of the group's past rounds, which keeps short particles from winning where lengths differ.
     """
 
     proposal: Proposal
     scheme: Scheme
     threshold: float
     ramp: Ramp
-    length_penalty: float = 0.0
+    length_penalty: float | None = None
+
+    def penalty(self, particles: Particles) -> torch.Tensor:
+        """lambda of each group, float64 [G]."""
+        if self.length_penalty is not None:
+            return torch.full_like(particles.log_z, self.length_penalty)
+        return particles.log_z / particles.drawn.clamp(min=1)
 
 
 def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Particles, RoundInfo]:
@@ -47,12 +53,13 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     active = ~particles.done
     ramp = algorithm.ramp
     particles = anneal(particles, world, active, ramp.scale(particles.round), ramp.soft_scale(particles.round))
+    penalty = algorithm.penalty(particles)
     block = algorithm.proposal.extend(particles, world)
     before, alive = particles.log_weight, particles.alive
     particles = commit(particles, world, block)
     particles = complete(particles, world, active)
 
-    score = particles.log_weight - algorithm.length_penalty * particles.length
+    score = particles.log_weight - penalty[:, None] * particles.length
     ess = effective_sample_size(score)
     chi_square = _chi_square(particles.log_weight - before, before)
     algorithm.proposal.trim(particles.length)
@@ -66,7 +73,9 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     particles = complete(particles, world, active)  # resampling can leave finished particles alone
     particles = replace(particles, round=particles.round + active)
     evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
-    return particles, RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts)
+    tested, accepted = block.judged.sum(-1), block.accepted.sum(-1)
+    info = RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts, tested, accepted)
+    return particles, info
 
 
 def anneal(
@@ -79,7 +88,9 @@ def anneal(
     exponents = world.scorer.exponents * (scale - particles.scale)[:, None]  # [G, J]
     change = (exponents[:, None] * particles.log_p).sum(-1)
     change = change + (soft_scale - particles.soft_scale)[:, None] * particles.log_phi
-    return replace(particles, log_weight=particles.log_weight + change, scale=scale, soft_scale=soft_scale)
+    # A dead particle may hold a token of probability 0, and 0 * log 0 is not a number.
+    log_weight = torch.where(particles.log_weight > -torch.inf, particles.log_weight + change, -torch.inf)
+    return replace(particles, log_weight=log_weight, scale=scale, soft_scale=soft_scale)
 
 
 def complete(particles: Particles, world: World, active: torch.Tensor) -> Particles:
@@ -117,6 +128,8 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         reason=torch.where(soft == -torch.inf, DEAD, block.reason),
         stop_state=block.stop_state,
         history=block.history,
+        log_z=particles.log_z + block.log_z.sum(-1),
+        drawn=particles.drawn + block.counts.sum(-1),
         cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
     )
     last, last_cause = potentials.finish(particles, ended & (soft > -torch.inf))
