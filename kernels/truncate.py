@@ -33,7 +33,7 @@ def truncate(
     if min_p is not None:
         keep = mass.exp() >= min_p
     if top_k is not None or top_p is not None:
-        ordered, order = mass.sort(-1, descending=True, stable=True)
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(mass.shape[-1], device=mass.device)
         first = rank < (mass.shape[-1] if top_k is None else top_k)
         if top_p is not None:

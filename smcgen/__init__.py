@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smcgen.potentials.reward import reward
     from smcgen.potentials.reward_model import RewardModel
     from smcgen.potentials.text import avoids, choice, contains, length
-    from smcgen.sampling import asample, sample
+    from smcgen.sampling import asample, generate, sample
     from smcgen.smc.schedule import Ramp
     from smcgen.target import LM, Target
 
@@ -44,6 +44,7 @@ __all__ = [
     "choice",
     "contains",
     "describe",
+    "generate",
     "json_schema",
     "lark",
     "length",
@@ -66,7 +67,7 @@ _HOME = {
     "smcgen.potentials.reward": ("reward",),
     "smcgen.potentials.reward_model": ("RewardModel",),
     "smcgen.potentials.text": ("avoids", "choice", "contains", "length"),
-    "smcgen.sampling": ("sample", "asample"),
+    "smcgen.sampling": ("sample", "asample", "generate"),
     "smcgen.smc.schedule": ("Ramp",),
     "smcgen.target": ("LM", "Target"),
 }

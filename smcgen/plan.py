@@ -40,6 +40,7 @@ class Plan:
     leniency: float
     chains: int
     mode: str
+    candidates: int | None
 
     @property
     def rows(self) -> int:
@@ -60,6 +61,12 @@ class Plan:
             own = first.truncation
         return self.draft_temperature, own
 
+    @property
+    def plain(self) -> bool:
+        """Whether the target is a language model as it is, so that its evidence is 1."""
+        alone = not self.target.potentials and len(self.target.lms) == 1 and self.target.lms[0][1] == 1
+        return alone and self.on_budget == "truncate"
+
     def settings(self) -> dict[str, Any]:
         """What decides the run, JSON-ready."""
         return {
@@ -78,9 +85,11 @@ class Plan:
             "threshold": self.threshold,
             "anneal": [self.anneal.first, self.anneal.rounds, self.anneal.of],
             "deterministic": self.deterministic,
+            "plain": self.plain,
             "mode": self.mode,
             "leniency": self.leniency if math.isfinite(self.leniency) else None,
             "chains": self.chains,
+            "candidates": self.candidates,
         }
 
 
@@ -102,6 +111,7 @@ def make_plan(
     leniency: float | None,
     chains: int,
     mode: str,
+    candidates: int | None,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -123,6 +133,7 @@ def make_plan(
         ("chains", chains, 1, MAX_SLOTS // 2),
         ("max_tokens", max_tokens, 1, None),
         ("runs", runs, 1, 1 << 32),
+        ("candidates", 1 if candidates is None else candidates, 1, MAX_STEPS - 1),
         ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
@@ -136,6 +147,9 @@ def make_plan(
     for lm, power in target.lms:
         if power < 0 and lm.truncation != WHOLE:
             raise UsageError(f"{lm!r} has probabilities 0 and a negative exponent: leave its truncation out")
+    if candidates is not None and (draft is not None or not target.potentials):
+        reason = "without a potential" if draft is None else "with a draft, whose blocks are weighed instead"
+        raise UsageError(f"candidates has no effect {reason}: leave it out")
     if block is not None and draft is None:
         raise UsageError("block has no effect without a draft: name a draft model, or leave block out")
     if draft_temperature is not None:
@@ -172,7 +186,7 @@ def make_plan(
             draft_temperature = (draft.temperature if draft.temperature != 1 else first.temperature) / positive
     return Plan(
         target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
-        threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode,
+        threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
     )  # fmt: skip
 
 

@@ -31,6 +31,13 @@ class Row(NamedTuple):
     particles: int
 
 
+class Bound(NamedTuple):
+    """An estimate with its standard error over runs (None from one run)."""
+
+    value: float
+    se: float | None
+
+
 @dataclass(frozen=True)
 class Sample:
     """One particle at the end of a run.
@@ -107,6 +114,27 @@ class Posterior:
         n, times = len(weights), sum(r.resampled for r in self.rounds[0]) + 1
         variance = 1 - (n / (n - 1)) ** times * (1 - np.square(shares).sum())
         return float(math.sqrt(max(variance, 0.0))), "genealogy of one run"
+
+    @property
+    def divergence_bound(self) -> Bound | None:
+        """-mean(log Z-hat) over the runs, in nats: KL(law of one draw of one run, language model) is at most its expectation.
+
+        Only where the target is a language model as it is, so that log Z = 0; else None (see `divergence_note`). Proof: the
+        two laws, on the space of all that a run draws, have density ratio Z-hat / Z (Andrieu, Doucet & Holenstein 2010)."""
+        if not self.settings.get("plain", False):
+            return None
+        logs = self.run_log_evidence
+        error = float(logs.std(ddof=1) / math.sqrt(len(logs))) if len(logs) > 1 and not self.failed else None
+        return Bound(float(-logs.mean()), error)
+
+    @property
+    def divergence_note(self) -> str:
+        """`divergence_bound` in words, or why there is none."""
+        bound = self.divergence_bound
+        if bound is None:
+            return "no bound on the divergence: the target is not a language model as it is (powers, potentials, 'condition')"
+        error = " (one run; runs=R gives its error)" if bound.se is None else f" ± {bound.se:.2g}"
+        return f"bound on the divergence of one draw from the language model: {bound.value:.3g} nats{error}"
 
     @property
     def failed(self) -> bool:

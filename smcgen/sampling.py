@@ -1,9 +1,10 @@
-"""`sample` and `asample`: what the user calls."""
+"""`sample`, `asample` and `generate`: what the user calls."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -107,6 +108,30 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
 async def asample(target: Factor, prompt: Any = None, **options: Any) -> Posterior | Posteriors:
     """`sample` on a thread, for services with an event loop of their own; arguments and result as there."""
     return await asyncio.to_thread(functools.partial(sample, target, prompt, **options))
+
+
+@overload
+def generate(lm: LM, prompt: str, **options: Any) -> str: ...
+@overload
+def generate(lm: LM, prompt: Sequence[str], **options: Any) -> list[str]: ...
+@overload
+def generate(lm: LM, prompt: Any = None, **options: Any) -> str | list[str]: ...
+def generate(lm: LM, prompt: Any = None, *, mode: str = "exact", **options: Any) -> str | list[str]:
+    """Plain text from a language model: one text for one prompt, a list for a list of prompts.
+
+    Args:
+        lm: the model; its law is `lm.at(temperature=, top_k=, top_p=, min_p=)`, temperature 0 being greedy decoding.
+        prompt, options: as in `sample`; a draft makes it faster and changes nothing else.
+        mode: "exact" draws from the law of `lm` itself. "smc" is an approximation; how far it can be off is said in a warning
+            (see `Posterior.divergence_bound`).
+    """
+    if not isinstance(lm, LM):
+        raise UsageError(f"generate draws from a language model alone, not from {lm!r}: use sample for powers and potentials")
+    result = sample(lm, prompt, mode=mode, **options)
+    if mode != "exact":
+        first = result[0] if isinstance(result, Posteriors) else result
+        warnings.warn(f"{first.divergence_note}; mode='exact' is exact", stacklevel=2)
+    return [post.text for post in result] if isinstance(result, Posteriors) else result.text
 
 
 def _is_many(prompt: Any) -> bool:
