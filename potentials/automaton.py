@@ -105,6 +105,7 @@ class Automaton:
         self._numbers: dict[State, int] = {}
         self._steps: list[dict[int, int]] = []
         self._accepts: dict[int, int] = {}
+        self._moves: dict[int, dict[int, int]] = {}
         self._number(self._close([Thread(0, self.any, frozenset())], None))
 
     def step(self, state: int, cls: int) -> int:
@@ -117,11 +118,12 @@ class Automaton:
 
     def moves(self, state: int) -> dict[int, int]:
         """The states that one character leads to, with the bit set of its classes."""
-        targets: dict[int, int] = {}
-        for cls in range(self.classes):
-            if (target := self.step(state, cls)) >= 0:
-                targets[target] = targets.get(target, 0) | 1 << cls
-        return targets
+        if state not in self._moves:
+            targets = self._moves[state] = {}
+            for cls in range(self.classes):
+                if (target := self.step(state, cls)) >= 0:
+                    targets[target] = targets.get(target, 0) | 1 << cls
+        return self._moves[state]
 
     def accepts(self, state: int) -> int:
         """Bit set of the classes that may follow (END included) if the match ends here; 0: it cannot."""
@@ -202,11 +204,18 @@ class Automaton:
                 continue
             operation, argument, after = self.code[thread.pc]
             if operation == MATCH:
-                if not thread.ahead and not self.every:  # less preferred threads can no longer win
+                if not self.every and self._stands(thread, cls):  # less preferred threads can no longer win
                     break
             elif argument >> cls & 1:
                 out.append(Thread(after, self.any, self._run(thread.ahead, cls)))
         return out
+
+    def _stands(self, match: Thread, cls: int) -> bool:
+        """Whether a match is final if a character of class `cls` follows it."""
+        if not match.ahead:
+            return True
+        settled = self._settle(Thread(match.pc, self.any, self._run(match.ahead, cls)), cls)
+        return settled is not None and not settled.ahead and settled.after == self.any
 
     def _run(self, aheads: frozenset, cls: int) -> frozenset:
         return frozenset((negative, frozenset((pc, -1) for pc in self._read(threads, cls))) for negative, threads in aheads)

@@ -6,7 +6,7 @@ terminal, and the sets of terminals that can follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -173,19 +173,6 @@ def clash(a: Terminal, b: Terminal, followers: int, preferred: bool = False) -> 
     return None
 
 
-def prolonged(t: Terminal, state: int, cfg: Cfg) -> str | None:
-    """A terminal that can follow `t` directly, and with whose text `t` could read on from `state`; None if there is none.
-
-    Python's matching would then not have ended there."""
-    harmless = t.name in cfg.ignored and t.name not in cfg.nexts[t.name] and merges(t)
-    for name in sorted(cfg.after(t.name) - ({t.name} if harmless else set())):
-        other = cfg.terminals[name].automaton
-        for text, longer, inside in _walk(t.automaton, other, state):
-            if text and (t.automaton.accepts(longer) or other.accepts(inside)):
-                return name
-    return None
-
-
 def overlap(a: Terminal, b: Terminal) -> str | None:
     """A text that both terminals match."""
     for text, state, other in _walk(a.automaton, b.automaton):
@@ -194,53 +181,9 @@ def overlap(a: Terminal, b: Terminal) -> str | None:
     return None
 
 
-def inside(cfg: Cfg, name: str, among: Iterable[str]) -> set[str]:
-    """The terminals that can be expected to begin with the next character of an unfinished text of `name`, because others
-    `among` the given ones, which began where it did or later, have ended there."""
-    whole = cfg.terminals[name]
-    others = [cfg.terminals[other] for other in among]
-    queue = [(other, 0, 0) for other in others if other.first & whole.first]
-    seen, found = set(queue), set()
-    for part, state, at in queue:
-        automaton = part.automaton
-        following = []
-        if state and automaton.accepts(state) & whole.on(at):
-            nexts = (cfg.terminals[other] for other in cfg.after(part.name))
-            begin = [other for other in nexts if other.first & whole.on(at)]
-            found.update(other.name for other in begin)
-            following = [(other, 0, at) for other in begin]
-        for cls in range(automaton.classes):
-            pair = automaton.step(state, cls), whole.automaton.step(at, cls)
-            if min(pair) >= 0:
-                following.append((part, *pair))
-        new = [item for item in following if item not in seen]
-        if len(seen) > PAIRS:
-            raise Inexpressible("its terminals are too large to be compared")
-        seen.update(new)
-        queue.extend(dict.fromkeys(new))
-    return found
-
-
-def merges(t: Terminal) -> bool:
-    """Whether any two texts of `t` side by side are one text of `t`."""
-    ends = [state for state in range(len(t.automaton.states)) if t.automaton.accepts(state)]
-    for end in ends:
-        seen, queue = {(end, 0)}, [(end, 0)]
-        for longer, state in queue:
-            if t.automaton.accepts(state) and not (longer >= 0 and t.automaton.accepts(longer)):
-                return False
-            for cls in range(t.automaton.classes):
-                target = t.automaton.step(state, cls)
-                pair = (t.automaton.step(longer, cls) if longer >= 0 else -1, target)
-                if target >= 0 and pair not in seen:
-                    seen.add(pair)
-                    queue.append(pair)
-    return True
-
-
-def _walk(a: Automaton, b: Automaton, start: int = 0) -> Iterator[tuple[str, int, int]]:
-    """Every pair of states that one text leads to from `start` and 0, with such a text."""
-    seen, queue = {(start, 0)}, [("", start, 0)]
+def _walk(a: Automaton, b: Automaton) -> Iterator[tuple[str, int, int]]:
+    """Every pair of states that one text leads to, with such a text."""
+    seen, queue = {(0, 0)}, [("", 0, 0)]
     for text, state, other in queue:
         yield text, state, other
         for cls in range(a.classes):

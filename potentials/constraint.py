@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
 
 from smcgen.errors import PotentialError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import STOP, Potential, Prompt
-from smcgen.potentials.engine import Engine, read
+from smcgen.potentials.charengine import CharEngine
+from smcgen.potentials.engine import Engine, Matcher, read
 from smcgen.potentials.history import ROOT, History
 
 MASK_BYTES = 1 << 26  # masks kept for histories that may come again
@@ -37,7 +37,7 @@ class Rows:
     nodes: np.ndarray  # int64 [rows]
     done: np.ndarray  # bool [rows], finished: will not be prolonged
     particles: int
-    matchers: dict[int, LLMatcher]
+    matchers: dict[int, Matcher]
     masks: torch.Tensor  # int32 [slots, width]
     used: int = 0
     kept: int = 0
@@ -49,7 +49,7 @@ class Constraint(Potential):
     Subclasses implement `_compile` and `accepts`, and set `exact` to False if the grammar admits more."""
 
     hard = True
-    engine: Engine
+    engine: Engine | CharEngine
     _ends: np.ndarray  # bool [V]
     _verdicts: dict[str, bool]
 
@@ -62,7 +62,7 @@ class Constraint(Potential):
         bound._ends[list(vocabulary.end_ids)] = True
         return bound
 
-    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine:
         """The engine whose masks are those of this potential under these stop strings."""
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Constraint(Potential):
             return bool(int(state.masks[slot, token // 32]) >> token % 32 & 1)
         return self._matcher(state, node).validate_tokens([token]) == 1
 
-    def _matcher(self, state: Rows, node: int) -> LLMatcher:
+    def _matcher(self, state: Rows, node: int) -> Matcher:
         """The matcher that has read the history `node`, made from the nearest ancestor's if there is none."""
         above = node
         while above not in state.matchers:

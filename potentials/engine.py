@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,28 @@ HEADER = '%llguidance {"no_forcing": true, "allow_initial_skip": true}\n'
 DEAD_END = "NoExtensionBias"  # how the engine names a prefix that it admitted and cannot prolong
 STEP_ITEMS = 50_000_000  # parser items per mask (about 20,000 a millisecond): a bound on time only
 PARALLEL = 8  # masks from which the thread pool is worth its start
+
+
+class Matcher(Protocol):
+    """What constraints use of llguidance's matchers, and what the exact parser offers as well."""
+
+    def deep_copy(self) -> Any: ...
+
+    def try_consume_tokens(self, tokens: list[int], /) -> int:
+        """Reads tokens up to the first that cannot come here; how many it has read."""
+        ...
+
+    def validate_tokens(self, tokens: list[int], /) -> int:
+        """As `try_consume_tokens`, without reading."""
+        ...
+
+    def rollback(self, num_tokens: int, /) -> bool: ...
+
+    def is_accepting(self) -> bool: ...
+
+    def is_error(self) -> bool: ...
+
+    def get_error(self) -> str: ...
 
 
 class Engine:
@@ -54,7 +77,7 @@ class Engine:
         """A matcher that has read nothing."""
         return self._prototype.deep_copy()
 
-    def fill(self, matchers: Sequence[LLMatcher], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray:
+    def fill(self, matchers: Sequence[Any], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray:
         """Row `rows[i]` of `out` (int32 [*, width], contiguous) is the mask of `matchers[i]`: all zeros at a dead end.
 
         Returns bool [n]: whether the text so far is accepted. Raises PotentialError at a limit of the engine."""
@@ -97,7 +120,7 @@ class Recognizer:
         return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
 
 
-def read(matcher: LLMatcher, tokens: Sequence[int], name: str) -> None:
+def read(matcher: Matcher, tokens: Sequence[int], name: str) -> None:
     """`matcher` reads tokens that its masks allowed."""
     if matcher.try_consume_tokens(list(tokens)) != len(tokens):
         reason = _first_line(matcher.get_error())

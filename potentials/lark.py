@@ -1,7 +1,8 @@
 """Texts of a context-free grammar, written in genuine Lark.
 
 lark loads the grammar and defines what it means: Earley parsing with the dynamic lexer (or LALR, if asked for). llguidance
-computes the masks from a translation; the verdict says whether the two are known to agree.
+computes the masks from a translation where it would bar no text of the grammar; the project's own exact parser does
+elsewhere, more slowly. The verdict says whether masks and meaning are known to agree.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import lark as larklib
 from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.cfg import Cfg
+from smcgen.potentials.charengine import CharEngine
 from smcgen.potentials.constraint import Constraint
-from smcgen.potentials.emit import emit
+from smcgen.potentials.emit import doubts, emit, obstacle, unsure
 from smcgen.potentials.engine import Engine
+from smcgen.potentials.pattern import Inexpressible
 
 LONGEST_GRAMMAR = 1 << 20  # characters
 
@@ -26,6 +29,7 @@ def lark(
     grammar: str | os.PathLike[str] | larklib.Lark,
     start: str | None = None,
     parser: Literal["earley", "lalr"] | None = None,
+    exact: bool = False,
 ) -> Grammar:
     """phi(text) = 1 if `grammar` derives the text, else 0: a hard constraint.
 
@@ -34,6 +38,7 @@ def lark(
             `%extend`, `%override` and priorities are resolved by lark itself.
         start: the rule that texts are derived from, "start" by default.
         parser: whose language it is: "earley" (with lark's dynamic lexer, the default) or "lalr" (contextual lexer).
+        exact: let the exact parser compute the masks, even where the fast engine comes close.
 
     The result's `verdict` is "exact", or "checked at the end": then the masks may let a text through that lark does not
     derive, lark judges the finished text, and a false one has weight 0; `doubts` says why. Raises UsageError, with the
@@ -41,7 +46,7 @@ def lark(
     if isinstance(grammar, larklib.Lark):
         if start is not None or parser is not None:
             raise UsageError("lark: start and parser belong to the Lark object that was given, set them there")
-        return Grammar(grammar, "lark(<Lark object>)")
+        return Grammar(grammar, "lark(<Lark object>)", exact)
     path = _path(grammar)
     name = f"lark({path.name!r})" if path else "lark(<text>)"
     kind = parser or "earley"
@@ -61,7 +66,7 @@ def lark(
         raise UsageError(f"{name}: its rules are nested too deeply") from None
     except Exception as error:  # lark reports faulty grammars by many kinds of exception
         raise UsageError(f"{name}: {_first_lines(error)}") from None
-    return Grammar(loaded, name)
+    return Grammar(loaded, name, exact)
 
 
 class Grammar(Constraint):
@@ -70,10 +75,10 @@ class Grammar(Constraint):
     Attributes:
         verdict: "exact" or "checked at the end".
         doubts: why it is not exact.
-        notes: what a user may want to know besides: rules that derive nothing, terminals that need the slower way.
-        translation: the grammar as llguidance has it."""
+        notes: what a user may want to know besides: rules that derive nothing, why masks come from the slow parser.
+        translation: the grammar as llguidance has it; None if the exact parser computes the masks."""
 
-    def __init__(self, loaded: larklib.Lark, name: str):
+    def __init__(self, loaded: larklib.Lark, name: str, exact: bool = False):
         self.name, self.loaded = name, loaded
         options = loaded.options
         if len(options.start) != 1:
@@ -81,16 +86,19 @@ class Grammar(Constraint):
         if options.postlex is not None:
             raise UsageError(f"{name}: a postlex changes the tokens after the lexer, which masks cannot follow: leave it out")
         self.cfg = Cfg(loaded, name)
-        earley = options.parser == "earley" and options.lexer == "dynamic"
-        emission = emit(self.cfg, lalr=options.parser == "lalr")
-        self.translation = emission.text
-        self.doubts = tuple(dict.fromkeys(emission.doubts))
-        if not earley:
+        self.notes = tuple(f"{dropped} derives no text" for dropped in self.cfg.dropped)
+        try:
+            slow = "exact=True asks for it" if exact else obstacle(self.cfg, lalr=options.parser == "lalr")
+        except Inexpressible as error:
+            slow = str(error)
+        self.translation = None if slow else emit(self.cfg)
+        if slow:
+            self.notes += (f"masks come from the exact parser, which is slow: {slow}",)
+        self.doubts = tuple(unsure(self.cfg) if slow else doubts(self.cfg))
+        if options.parser != "earley" or options.lexer != "dynamic":
             self.doubts += (f"the masks follow the grammar, which lark's {options.parser} parser may read more narrowly",)
         self.exact = not self.doubts
         self.verdict = "exact" if self.exact else "checked at the end"
-        self.notes = tuple(f"{dropped} derives no text" for dropped in self.cfg.dropped)
-        self.notes += tuple(f"{t} is read by characters: {why}" for t, why in emission.spelled.items())
 
     def __repr__(self) -> str:
         return self.name
@@ -113,9 +121,11 @@ class Grammar(Constraint):
                 found.append(f"{terminal.literal!r} is spelled like a special token; here it is text, and no token ends there")
         return found
 
-    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine:
         if stops:
             raise UsageError(f"{self.name}: stop strings cannot be joined with a grammar: end the grammar's text instead")
+        if self.translation is None:
+            return CharEngine(self.cfg, vocabulary, self.name)
         return Engine(self.translation, vocabulary, self.name)
 
 

@@ -99,6 +99,8 @@ class Program:
         if high is _C.MAXREPEAT:
             loop = self.add(SPLIT, [])
             self.sequence(body, flags)
+            if self.prefers_nothing(loop + 1, len(self.code)):
+                raise Inexpressible("a repetition whose body would rather match nothing is not supported")
             self.add(SPLIT, [loop])
             self.code[loop][1] = self.preferred(loop + 1, len(self.code), lazy)
         else:
@@ -108,6 +110,25 @@ class Program:
                 self.sequence(body, flags)
             for split in splits:
                 self.code[split][1] = self.preferred(split + 1, len(self.code), lazy)
+
+    def prefers_nothing(self, start: int, end: int) -> bool:
+        """Whether the way from `start` to `end` that reads nothing comes before one that reads something: Python then
+        leaves the repetition, which threads cannot."""
+        empty, seen, stack = False, set(), [start]
+        while stack:
+            pc = stack.pop()
+            if pc == end:
+                empty = True
+            elif pc not in seen:
+                seen.add(pc)
+                operation, argument, after = self.code[pc]
+                if operation == CHAR and empty:
+                    return True
+                if operation == SPLIT:
+                    stack.extend(reversed(argument))
+                elif operation != CHAR:
+                    stack.append(after[1] if operation == AHEAD else after)
+        return False
 
     def preferred(self, on: int, out: int, lazy: bool) -> list[int]:
         return [out, on] if lazy else [on, out]
