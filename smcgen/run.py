@@ -21,6 +21,7 @@ from smcgen.progress import Progress
 from smcgen.proposals.base import World
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
+from smcgen.proposals.rejection import RejectionProposal
 from smcgen.proposals.target import TargetProposal
 from smcgen.record import ITEM_FIELDS, Record, Round
 from smcgen.smc.ending import Ending, cut_at_stop, stop_table
@@ -61,7 +62,7 @@ def run(
     room = (longest, plan.max_tokens + 1, plan.deterministic)
     scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.law for lm in lms], shape, *room, plan.chains)
     if draft is None:
-        proposal = TargetProposal()
+        proposal = TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
     else:
         reader = Reader(draft, (1, width, plan.rows), *room)
         if plan.leniency == math.inf:

@@ -43,6 +43,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     leniency: float | None = None,
     chains: int = 1,
     mode: str = "smc",
+    candidates: int | None = None,
     chat: bool | None = None,
     groups: int | None = None,
     keys: Sequence[int] | None = None,
@@ -71,6 +72,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             decoding, infinity (default) keeps all of them and leaves the rest to the weights.
         chains: M, candidate continuations that each particle drafts (only with a finite leniency).
         mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
+        candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
+            takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
         groups: groups that run at a time (default: as many as make 256 particles).
         keys: an integer in [0, 2**32) per prompt that keys its randomness; default: its index.
@@ -86,7 +89,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     """
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic, leniency, chains, mode,
+        draft_temperature, deterministic, leniency, chains, mode, candidates,
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]

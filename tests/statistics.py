@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import chi2
 
 import smcgen as sg
 from tests.tables import END, Exact, T, text_of
@@ -36,7 +37,7 @@ def many(target: sg.Target, groups: int = GROUPS, prompt: str = PROMPT, **option
 def z_score(values: np.ndarray, truth: float) -> float:
     """How many standard errors the mean of `values` is from the truth."""
     error = values.std(ddof=1) / np.sqrt(len(values))
-    return float((values.mean() - truth) / max(error, 1e-7 * abs(truth)))
+    return float((values.mean() - truth) / max(error, 1e-7 * abs(truth), 1e-300))
 
 
 def evidence_z(posts: sg.Posteriors, exact: Exact) -> float:
@@ -70,3 +71,21 @@ def _code(tokens: np.ndarray, length: np.ndarray | int) -> np.ndarray:
     width = tokens.shape[-1]
     used = np.arange(width) < np.asarray(length)[..., None]
     return np.where(used, (tokens + 1) * RADIX ** np.arange(width), 0).sum(-1)
+
+
+def law_p_value(posts: sg.Posteriors, exact: Exact) -> float:
+    """Of a chi-square test that the samples of one-particle runs follow `exact`; cells are joined until each expects 5."""
+    support = sorted(exact.gamma, key=exact.gamma.__getitem__)
+    seen = (measure(posts, support) > 0).sum(0)
+    cells: list[list[float]] = [[0.0, 0.0]]
+    for share, count in zip([exact.gamma[x] / exact.z for x in support], seen, strict=True):
+        if cells[-1][0] >= 5:
+            cells.append([0.0, 0.0])
+        cells[-1][0] += share * len(posts)
+        cells[-1][1] += count
+    if len(cells) > 1 and cells[-1][0] < 5:
+        last = cells.pop()
+        cells[-1] = [cells[-1][0] + last[0], cells[-1][1] + last[1]]
+    if len(cells) == 1:
+        return 1.0
+    return float(chi2.sf(sum((seen - want) ** 2 / want for want, seen in cells), len(cells) - 1))

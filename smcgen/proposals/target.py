@@ -47,6 +47,19 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
             particle's last committed token is used.
     """
     active = drawing.alive
+    rows, local, allowed, cause = local_target(drawing, particles, world, logits)
+    token, log_q, log_z = draw(local, world.uniform(BONUS, drawing), allowed)
+    commit_local(drawing, world, rows, active, token, log_q, log_z, cause)
+
+
+def local_target(
+    drawing: Drawing, particles: Particles, world: World, logits: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """What the next token of each live particle has to follow.
+
+    Returns the rows of `logits` (see `draw_local`) per factor, [G, N, V]; the log mass of every token, float64 [G, N, V]; the
+    tokens allowed, bool [G, N, V] or None; and the potential that left none, int64 [G, N]."""
+    active = drawing.alive
     row = drawing.counts.clamp(max=logits[0].shape[-2] - 1)
     rows = [x.gather(2, row[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
     local = world.scorer.local(rows, particles.scale, active)
@@ -55,11 +68,25 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
         last = particles.length + drawing.counts == world.ending.max_tokens - 1
         ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
         allowed = ends if allowed is None else allowed & ends
-    token, log_q, log_z = draw(local, world.uniform(BONUS, drawing), allowed)
+    return rows, local, allowed, cause
+
+
+def commit_local(
+    drawing: Drawing,
+    world: World,
+    rows: Sequence[torch.Tensor],
+    active: torch.Tensor,
+    token: torch.Tensor,
+    log_q: torch.Tensor,
+    log_weight: torch.Tensor,
+    cause: torch.Tensor,
+) -> None:
+    """Commits `token` int64 [G, N], drawn with log probability `log_q`, where `active`, and adds `log_weight` float64 [G, N];
+    a particle of log probability -inf dies of `cause`."""
     at = drawing.counts
     used = active & (log_q != -torch.inf)
     log_p = world.scorer.score([x[:, :, None] for x in rows], token[..., None], used[..., None])
     column = torch.where(used, at, drawing.size)[..., None, None].expand(*at.shape, 1, log_p.shape[-1])
     drawing.token_log_p.scatter_(2, column, log_p)
-    drawing.log_weight = drawing.log_weight + torch.where(used, log_z, 0.0)
+    drawing.log_weight = drawing.log_weight + torch.where(used, log_weight, 0.0)
     drawing.commit(world, active, token, log_q, cause)

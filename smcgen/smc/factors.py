@@ -238,9 +238,9 @@ class Potentials:
         for i in self.hard:
             self.bound[i].fork(self.states[i], _flat(rows))
 
-    def rollback(self, counts: torch.Tensor) -> None:
-        """The last `counts` tokens, int64 [G, N * M], that the hard potentials read never happened."""
-        for i in self.hard:
+    def rollback(self, counts: torch.Tensor, which: Sequence[int] | None = None) -> None:
+        """The last `counts` tokens, int64 [G, R], that potentials `which` (default: the hard ones) read never happened."""
+        for i in self.hard if which is None else which:
             self.bound[i].rollback(self.states[i], counts.flatten().cpu())
 
 
