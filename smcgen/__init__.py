@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smcgen.potentials.regex import regex
     from smcgen.potentials.reward import reward
     from smcgen.potentials.reward_model import RewardModel
+    from smcgen.potentials.soft import phrases, target_length
     from smcgen.potentials.text import avoids, choice, contains, length
     from smcgen.sampling import asample, generate, sample
     from smcgen.smc.schedule import Ramp
@@ -48,10 +49,12 @@ __all__ = [
     "json_schema",
     "lark",
     "length",
+    "phrases",
     "potential",
     "regex",
     "reward",
     "sample",
+    "target_length",
 ]
 
 _HOME = {
@@ -66,6 +69,7 @@ _HOME = {
     "smcgen.potentials.regex": ("regex",),
     "smcgen.potentials.reward": ("reward",),
     "smcgen.potentials.reward_model": ("RewardModel",),
+    "smcgen.potentials.soft": ("phrases", "target_length"),
     "smcgen.potentials.text": ("avoids", "choice", "contains", "length"),
     "smcgen.sampling": ("sample", "asample", "generate"),
     "smcgen.smc.schedule": ("Ramp",),
