@@ -1,0 +1,96 @@
+"""Options, occurrences and lengths against Python's own counting."""
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from smcgen.errors import Impossible, UsageError
+from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.base import Potential
+from smcgen.potentials.check import check
+from smcgen.potentials.text import avoids, choice, contains, length
+
+VOCABULARY = Vocabulary("small", [b"a", b"b", b"ab", b" ", b"\n", b"<end>", b"<pad>"], special=(5, 6), end_ids=(5,))
+TEXTS = ["".join(t) for n in range(5) for t in itertools.product("ab \n", repeat=n)]
+CPU = torch.device("cpu")
+
+
+def count_lines(text):
+    return len(text.split("\n")) - (text.endswith("\n") or not text)
+
+
+@pytest.mark.parametrize(("unit", "count"), [("chars", len), ("words", lambda t: len(t.split())), ("lines", count_lines)])
+@pytest.mark.parametrize("bounds", [(0, None), (0, 0), (1, 1), (2, 3), (0, 2), (2, None)])
+def test_lengths(unit, count, bounds):
+    low, high = bounds
+    constraint = length(low, high, unit)
+    for text in TEXTS:
+        assert constraint.accepts(text) == (low <= count(text) <= (high if high is not None else 99)), text
+
+
+@pytest.mark.parametrize(
+    ("constraint", "rule"),
+    [
+        (choice(["a", "ab", "b a"]), lambda t: t in ("a", "ab", "b a")),
+        (contains("ab"), lambda t: "ab" in t),
+        (contains("a", re.compile(r"b\s")), lambda t: "a" in t and re.search(r"b\s", t)),
+        (avoids("ab"), lambda t: "ab" not in t),
+        (avoids("aa", re.compile("b.b", re.DOTALL)), lambda t: "aa" not in t and not re.search("(?s)b.b", t)),
+    ],
+)
+def test_occurrences(constraint, rule):
+    for text in TEXTS:
+        assert constraint.accepts(text) == bool(rule(text)), text
+
+
+@pytest.mark.parametrize(
+    ("constraint", "stops"),
+    [
+        (choice(["a", "ab", "b a"]), ()),
+        (contains("ba"), ("\n",)),
+        (avoids("ba"), ("b\n",)),
+        (length(1, 3, "chars"), ("b",)),
+        (length(1, 2, "words"), ()),
+        (length(1, 2, "lines"), ()),
+        (length(1, 3), ()),
+        (length(2), ()),
+        (length(0, 2, "tokens"), ()),
+    ],
+)
+def test_laws_hold(constraint: Potential, stops):
+    texts = [text for text in ("a", "ab", "ba a", "") if not any(stop in text for stop in stops)]
+    check(constraint, VOCABULARY, texts, stops=stops, histories=6)
+
+
+def test_tokens_are_counted_not_texts():
+    bound = length(2, 2).bind(VOCABULARY, (), CPU)
+    assert repr(bound) == "length(2, 2, 'tokens')"
+    with pytest.raises(UsageError, match="not well defined"):
+        length(2, 2).bind(VOCABULARY, ("x",), CPU)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: choice("abc"), "not one text"),
+        (lambda: choice([]), "at least one text"),
+        (lambda: contains(), "at least one string"),
+        (lambda: avoids(""), "at least one character"),
+        (lambda: contains(re.compile(b"a")), "compiled string pattern"),
+        (lambda: avoids(re.compile(r"(a)\1")), "back-reference"),
+        (lambda: length(-1), "no number of tokens"),
+        (lambda: length(1, 2, "pages"), "unit='pages'"),
+    ],
+)
+def test_misuse(make, reason):
+    with pytest.raises(UsageError, match=reason):
+        make()
+
+
+def test_impossible():
+    with pytest.raises(Impossible, match="at least 3 and at most 2"):
+        length(3, 2)
+    with pytest.raises(Impossible):
+        avoids(re.compile("(?s).?")).bind(VOCABULARY, (), CPU)
