@@ -145,6 +145,7 @@ class Batch:
                 done = self.particles.done.cpu()
                 for reader in self._readers():
                     reader.verify()
+                self.world.scorer.verify()
                 ended = {group: item for group, item in busy.items() if done[group]}
                 if ended:
                     self.collect(ended)

@@ -7,7 +7,8 @@ import pytest
 import smcgen as sg
 from smcgen.potentials.check import check
 from smcgen.potentials.soft import phrases, target_length
-from tests.tables import enumerate_target, tables
+from tests.statistics import evidence_z, many
+from tests.tables import TableLM, enumerate_target, tables
 from tests.test_mutations import worst_z
 from tests.test_potential_function import PROMPT, VOCABULARY, bind, read
 
@@ -45,6 +46,20 @@ def test_a_critic_reads_its_own_prompt():
 def test_a_contrast():
     truth = enumerate_target([(BASE, 1.0, IDS), (DRAFT, -0.5, IDS)])
     assert worst_z(LM / SMALL**0.5, truth, OPTIONS) < 4.2
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS])
+def test_a_contrast_without_support(options):
+    barred = DRAFT.table.clone()
+    barred[..., 1] = -math.inf
+    target = LM / sg.LM(TableLM(barred, "barred")) ** 0.5
+    with pytest.raises(sg.UsageError, match="negative exponent gives probability 0"):
+        sg.sample(target, "ca", particles=64, max_tokens=5, **options)
+    both = BASE.table.clone()
+    both[..., 1] = -math.inf
+    one, other = TableLM(both, "one"), TableLM(barred, "other")
+    truth = enumerate_target([(one, 1.0, IDS), (other, -0.5, IDS)], accept=lambda sample: 1 not in sample)
+    assert abs(evidence_z(many(sg.LM(one) / sg.LM(other) ** 0.5), truth)) < 4
 
 
 def test_a_text_that_is_too_long_counts_while_it_is_written():

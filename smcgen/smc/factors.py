@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smcgen.errors import UsageError
 from smcgen.kernels.categorical import log_softmax, score, unpack
 from smcgen.kernels.truncate import truncate
 from smcgen.lm.base import LanguageModel
@@ -46,6 +47,8 @@ class Scorer:
         self.truncations = [truncation for _, truncation in laws]
         self.chains = chains
         self.exponents = torch.tensor(exponents, dtype=torch.float64, device=lms[0].device)
+        self.contrast = any(exponent < 0 for exponent in exponents)
+        self.infinite = torch.zeros((), dtype=torch.bool, device=lms[0].device)  # a token of infinite target mass was seen
         self.columns: list[tuple[int, int]] = []  # of each factor: which reader, which copy
         owners: list[LanguageModel] = []
         copies: list[int] = []
@@ -88,7 +91,10 @@ class Scorer:
             log_p = score(logits[j], tokens, self.temperatures[j])
             self.readers[r].watch(log_p, used)
             columns.append(log_p)
-        return torch.where(used[..., None], torch.stack(columns, -1), 0.0)
+        found = torch.where(used[..., None], torch.stack(columns, -1), 0.0)
+        if self.contrast:
+            self.infinite |= ((self.exponents * found).sum(-1) == torch.inf).any()
+        return found
 
     def local(self, logits: Sequence[torch.Tensor], scale: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         """log of the local target, sum_j scale alpha_j log p_j: logits [G, N, V] per factor, scale [G], used bool [G, N].
@@ -100,7 +106,18 @@ class Scorer:
             self.readers[r].watch(log_p[..., 0], used)
             total = total + (self.exponents[j] * scale)[:, None, None] * log_p
         assert isinstance(total, torch.Tensor)
+        if self.contrast:
+            total = total.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # 0 / 0 is no mass
+            self.infinite |= ((total == torch.inf).any(-1) & used).any()
         return total
+
+    def verify(self) -> None:
+        """Raises UsageError if a token was seen that a model with a negative exponent gives probability 0 and others do not."""
+        if self.infinite:
+            raise UsageError(
+                "a model with a negative exponent gives probability 0 to a token that the others give more, where the target "
+                "is infinite: leave out what bars tokens in that model, or its factor"
+            )
 
     def trim(self, length: torch.Tensor) -> None:
         """The samples have these lengths now, int64 [G, N]."""
