@@ -25,6 +25,7 @@ from smcgen.lm.load import load
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Prompt
 from smcgen.potentials.constraint import Constraint, Rows
+from smcgen.potentials.history import ROOT
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.lark import lark
 from smcgen.potentials.regex import regex
@@ -117,7 +118,11 @@ def ours(bound: Constraint, ids: list[int], rows: int) -> list[tuple[float, floa
         at = step - torch.arange(rows)
         active = (at >= 0) & (at < len(ids))
         tokens = torch.tensor(ids)[at.clamp(0, len(ids) - 1)][:, None]
-        state.history["slot"][:] = -1  # every mask is computed anew
+        # Every mask is computed anew, by matchers that have not computed it before (llguidance keeps the last one).
+        state.history["slot"][:] = -1
+        state.matchers = {ROOT: bound.engine.matcher()}
+        for node in set(state.nodes[active.numpy()].tolist()):
+            bound._matcher(state, node)
         before = time.process_time()
         bound.mask(state, words, active)
         middle = time.process_time()
