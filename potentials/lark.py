@@ -7,11 +7,13 @@ elsewhere, more slowly. The verdict says whether masks and meaning are known to 
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lark as larklib
+from lark.load_grammar import load_grammar
 
 from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
@@ -23,6 +25,7 @@ from smcgen.potentials.engine import Engine
 from smcgen.potentials.pattern import Inexpressible
 
 LONGEST_GRAMMAR = 1 << 20  # characters
+ALTERNATIVES = 20_000  # of one rule, once lark has multiplied out what stands in brackets
 
 
 def lark(
@@ -61,7 +64,10 @@ def lark(
     source = {"source_path": str(path), "import_paths": [str(path.parent)]} if path else {}
     lexer = "dynamic" if kind == "earley" else "contextual"
     try:
+        _bound(text, path, name)
         loaded = larklib.Lark(text, start=start or "start", parser=kind, lexer=lexer, maybe_placeholders=False, **source)
+    except UsageError:
+        raise
     except RecursionError:
         raise UsageError(f"{name}: its rules are nested too deeply") from None
     except Exception as error:  # lark reports faulty grammars by many kinds of exception
@@ -134,6 +140,35 @@ def _path(grammar: str | os.PathLike[str]) -> Path | None:
     if not isinstance(grammar, str):
         return Path(grammar)
     return None if "\n" in grammar or ":" in grammar else Path(grammar)
+
+
+def _bound(text: str, path: Path | None, name: str) -> None:
+    """Refuses a grammar that lark would multiply out beyond all bounds."""
+    paths = [str(path.parent)] if path else []
+    grammar, _ = load_grammar(text, str(path) if path else "<text>", paths, False)
+    for rule, _, tree, _ in grammar.rule_defs:
+        if _alternatives(tree) > ALTERNATIVES:
+            raise UsageError(
+                f"{name}: rule {rule} has more than {ALTERNATIVES} alternatives when its brackets are multiplied out: give "
+                "the parts in brackets rules of their own"
+            )
+
+
+def _alternatives(node: Any) -> float:
+    """How many alternatives lark makes of a piece of a rule."""
+    if not isinstance(node, larklib.Tree):
+        return 1
+    if node.data == "expr":
+        inner, operator = _alternatives(node.children[0]), str(node.children[1])
+        if operator != "~":
+            return 1 + inner if operator == "?" else 2
+        counts = [int(count) for count in node.children[2:]]
+        # Longer repetitions are split by lark into rules of their own.
+        return sum(min(inner, 1e9) ** n for n in range(counts[0], min(counts[-1], 50) + 1)) if counts[0] <= 50 else 2
+    counts = [min(_alternatives(child), 1e9) for child in node.children]
+    if node.data == "expansions":
+        return sum(counts)
+    return math.prod(counts) + (node.data == "maybe")
 
 
 def _first_lines(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Lark grammars: public failures of other engines, refusals, and what is said about each grammar."""
 
 import json
+import time
 from pathlib import Path
 
 import lark as larklib
@@ -189,6 +190,22 @@ def test_refusals_name_the_rule_and_the_reason(grammar, reason):
     with pytest.raises(UsageError, match=reason) as error:
         lark(grammar)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: " + "(A | B) " * 40 + '\nA: "a"\nB: "b"',
+        "start: " + "[A] " * 60 + '\nA: "a"',
+        'start: (A | B)~30\nA: "a"\nB: "b"',
+        'start: x{A}\nx{y}: ((y | B)~9 | A)~9\nA: "a"\nB: "b"',
+    ],
+)
+def test_grammars_that_explode_are_refused_at_once(grammar):
+    before = time.monotonic()
+    with pytest.raises(UsageError, match="alternatives"):
+        lark(grammar)
+    assert time.monotonic() - before < 5
 
 
 def test_other_misuse_is_refused():
