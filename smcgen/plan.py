@@ -71,6 +71,7 @@ class Plan:
         """What decides the run, JSON-ready."""
         return {
             "target": repr(self.target),
+            "exponents": [power for _, power in self.target.lms],
             "potentials": [repr(p) for p, _ in self.target.potentials],
             "draft": None if self.draft is None else self.draft.name,
             "draft_temperature": self.draft_temperature,

@@ -19,7 +19,7 @@ import torch
 
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
-from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, read_json, record_from_dict
+from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict
 from smcgen.smc.keys import SELECT, Keys
 
 
@@ -305,6 +305,7 @@ class Posterior:
             "log_evidence_se": self.log_evidence_se,
             "settings": self.settings,
             "key": self._record.keys[self._prompt],
+            "pieces": pieces_to_dict(self._record, self._items),
             "runs": [item_to_dict(self._record, item) for item in self._items],
         }
 

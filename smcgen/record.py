@@ -25,12 +25,16 @@ class Round:
     log_evidence: float  # of the prefixes after the round
     chi_square: float  # of the block's proposal against the local target
     deaths: int
+    log_weight: list[float]  # of each particle before resampling
+    log_left: list[float]  # log of the share of the mass that the masks left, up to each token of the block
     ancestors: list[int]
-    counts: list[int]  # tokens committed per particle
+    tokens: list[list[int]]  # what each particle drew, before resampling
+    counts: list[int]  # how many
     judged: int = 0  # positions at which drafted tokens were put to the test of acceptance, all particles together
     accepted: int = 0  # positions at which one was accepted
 
 
+INFINITE = {"log_evidence": -math.inf, "chi_square": math.inf, "log_weight": -math.inf, "log_left": -math.inf}  # null in JSON
 ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")
 
 
@@ -45,6 +49,7 @@ class Record:
         settings: everything that decided the run, as written to JSON.
         info: what it cost.
         texts_of: item -> the texts of its particles.
+        piece_of: token id -> its bytes.
         rounds_of: item -> its rounds.
         keys: the item key of each prompt.
     """
@@ -56,6 +61,7 @@ class Record:
     settings: dict[str, Any]
     info: dict[str, Any]
     texts_of: Callable[[int], list[str]]
+    piece_of: Callable[[int], bytes]
     rounds_of: Callable[[int], list[Round]]
     keys: list[int]
 
@@ -66,14 +72,20 @@ def item_to_dict(record: Record, item: int) -> dict[str, Any]:
     longest = max(values["length"], default=0)
     for name in ("tokens", "token_log_p", "token_log_q"):
         values[name] = [row[:longest] for row in values[name]]
-    values["log_weight"] = [finite(weight) for weight in values["log_weight"]]
-    rounds = [vars(r) for r in record.rounds_of(item)]
+    values["log_weight"] = _finite(values["log_weight"])
+    rounds = [{**vars(r), **{name: _finite(getattr(r, name)) for name in INFINITE}} for r in record.rounds_of(item)]
     return {
         "log_evidence": finite(float(record.log_evidence[item])),
         "texts": record.texts_of(item),
         "particles": values,
-        "rounds": [{**r, "log_evidence": finite(r["log_evidence"]), "chi_square": finite(r["chi_square"])} for r in rounds],
+        "rounds": rounds,
     }
+
+
+def pieces_to_dict(record: Record, items: range) -> dict[str, str]:
+    """The bytes of every token that some particle of these items drew, as Latin-1 text."""
+    drawn = {t for item in items for r in record.rounds_of(item) for tokens in r.tokens for t in tokens}
+    return {str(token): record.piece_of(token).decode("latin-1") for token in sorted(drawn)}
 
 
 def record_from_dict(data: dict[str, Any]) -> Record:
@@ -95,6 +107,7 @@ def record_from_dict(data: dict[str, Any]) -> Record:
     texts = [run["texts"] for run in runs]
     rounds = [[_round(r) for r in run["rounds"]] for run in runs]
     evidence = [-math.inf if run["log_evidence"] is None else run["log_evidence"] for run in runs]
+    pieces = {int(token): piece.encode("latin-1") for token, piece in data["pieces"].items()}
     return Record(
         fields={name: torch.tensor(rows, dtype=reals.get(name, torch.int64)) for name, rows in columns.items()},
         log_evidence=torch.tensor(evidence, dtype=torch.float64),
@@ -103,20 +116,24 @@ def record_from_dict(data: dict[str, Any]) -> Record:
         settings=data["settings"],
         info={},
         texts_of=texts.__getitem__,
+        piece_of=pieces.__getitem__,
         rounds_of=rounds.__getitem__,
         keys=[data["key"]],
     )
 
 
 def _round(values: dict[str, Any]) -> Round:
-    evidence, chi_square = values["log_evidence"], values["chi_square"]
-    return Round(
-        **{
-            **values,
-            "log_evidence": -math.inf if evidence is None else evidence,
-            "chi_square": math.inf if chi_square is None else chi_square,
-        }
-    )
+    return Round(**{**values, **{name: _infinite(values[name], infinity) for name, infinity in INFINITE.items()}})
+
+
+def _infinite(value: Any, infinity: float) -> Any:
+    if isinstance(value, list):
+        return [_infinite(v, infinity) for v in value]
+    return infinity if value is None else value
+
+
+def _finite(value: Any) -> Any:
+    return [_finite(v) for v in value] if isinstance(value, list) else finite(value)
 
 
 def read_json(source: str | Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def run(
     with torch.inference_mode():
         batch.run(progress)
     readers = scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
-    record = batch.record(text_of)
+    record = batch.record(text_of, vocabulary.tokens.__getitem__)
     record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
     record.info.update(
         seconds=time.perf_counter() - began,
@@ -185,7 +186,7 @@ class Batch:
         proposal = self.algorithm.proposal
         return self.world.scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
 
-    def record(self, text_of: Any) -> Record:
+    def record(self, text_of: Any, piece_of: Callable[[int], bytes]) -> Record:
         """The results of all items."""
         fields, history, place = self.fields, self.history, self.place
 
@@ -201,7 +202,10 @@ class Batch:
                     log_evidence=float(info.log_evidence[group]),
                     chi_square=float(info.chi_square[group]),
                     deaths=int(info.deaths[group]),
+                    log_weight=info.log_weight[group].tolist(),
+                    log_left=info.log_left[group].tolist(),
                     ancestors=info.ancestors[group].tolist(),
+                    tokens=[row[:n] for row, n in zip(info.tokens[group].tolist(), info.counts[group].tolist(), strict=True)],
                     counts=info.counts[group].tolist(),
                     judged=int(info.judged[group]),
                     accepted=int(info.accepted[group]),
@@ -217,6 +221,7 @@ class Batch:
             settings=self.plan.settings(),
             info={"rounds": len(history), "tokens": int(fields["length"].sum())},
             texts_of=texts_of,
+            piece_of=piece_of,
             rounds_of=rounds_of,
             keys=self.keys,
         )
@@ -224,7 +229,7 @@ class Batch:
 
 def _to_host(info: RoundInfo) -> RoundInfo:
     values = vars(info)
-    small = {"ancestors": torch.int32, "counts": torch.int32}
+    small = {"ancestors": torch.int32, "tokens": torch.int32, "counts": torch.int32}
     return RoundInfo(**{name: v.to("cpu", small.get(name, v.dtype)) for name, v in values.items()})
 
 

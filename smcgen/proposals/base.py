@@ -77,6 +77,7 @@ class Drawing:
         self.counts = torch.zeros_like(particles.length)
         self.log_weight = torch.zeros(shape, dtype=torch.float64, device=device)
         self.log_z = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.log_left = torch.zeros_like(self.token_log_q)
         self.judged = self.accepted = torch.zeros_like(particles.length)
         self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
         self.history, self.round = particles.history, particles.round
@@ -119,6 +120,11 @@ class Drawing:
         self.log_weight = self.log_weight + change[:, ::chains]
         self.kill(change[:, ::chains] == -torch.inf, cause[:, ::chains])
 
+    def leave(self, active: torch.Tensor, log_share: torch.Tensor) -> None:
+        """Notes the share of the next token's law that the masks leave, log float64 [G, N], where `active`."""
+        column = torch.where(active, self.counts, self.size)[..., None]
+        self.log_left.scatter_(-1, column, log_share.double()[..., None])
+
     def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
         """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
         self.reason = torch.where(dead, DEAD, self.reason)
@@ -138,6 +144,7 @@ class Drawing:
             history=self.history,
             cause=self.cause,
             log_z=self.log_z,
+            log_left=self.log_left[..., :-1],
             judged=self.judged,
             accepted=self.accepted,
         )

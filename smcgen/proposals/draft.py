@@ -90,6 +90,8 @@ class DraftProposal:
             log_mass = scaled(truncate(logits, self.temperature, *self.truncation), self.temperature)
             token, log_q, log_total = draw(log_mass, self.uniform(world, drawing, k), allowed)
             self.reader.watch(log_total, active)
+            if allowed is not None:
+                drawing.leave(active, log_total - log_mass.logsumexp(-1))
             drawing.commit(world, active, token, log_q, cause)
             yield Step(log_mass, allowed, log_total)
 

@@ -215,9 +215,11 @@ class Judgement:
             at = position[..., None, None].clamp(max=x.shape[2] - 1).expand(-1, -1, 1, x.shape[-1])
             rows.append(pick(x, self.row).gather(2, at)[:, :, 0])
         local = self.world.scorer.local(rows, self.particles.scale, used)
-        if allowed is not None:
-            local = local.masked_fill(~allowed, -torch.inf)
         log_z = local.logsumexp(-1)
+        if allowed is not None:
+            log_total, local = log_z, local.masked_fill(~allowed, -torch.inf)
+            log_z = local.logsumexp(-1)
+            self.drawing.leave(used, log_z - log_total)
         return rows, torch.where(log_z[..., None] == -torch.inf, -torch.inf, local - log_z[..., None]), log_z
 
     def _draft_law(self, step: Step, allowed: torch.Tensor | None) -> torch.Tensor:

@@ -56,6 +56,7 @@ class RejectionProposal:
         drawing = Drawing(particles, 1, len(world.scorer.columns))
         logits = world.scorer.read(particles, particles.tokens[..., :0], torch.zeros_like(particles.length))
         rows, left, allowed, cause = local_target(drawing, particles, world, logits)
+        total = left.logsumexp(-1)
         if allowed is not None:
             left = left.masked_fill(~allowed, -torch.inf)
         chosen = torch.zeros_like(particles.length)
@@ -85,7 +86,9 @@ class RejectionProposal:
             looking = looking & ~last
             left = left.scatter(-1, token[..., None], -torch.inf)
         assert log_z is not None
-        commit_local(drawing, world, rows, drawing.alive, chosen, log_q, log_z + estimate.log(), cause)
+        log_good = log_z + estimate.log()
+        drawing.leave(drawing.alive, log_good - total)
+        commit_local(drawing, world, rows, drawing.alive, chosen, log_q, log_good, cause)
         return drawing.block()
 
 

@@ -49,6 +49,8 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
     active = drawing.alive
     rows, local, allowed, cause = local_target(drawing, particles, world, logits)
     token, log_q, log_z = draw(local, world.uniform(BONUS, drawing), allowed)
+    if allowed is not None:
+        drawing.leave(active, log_z - local.logsumexp(-1))
     commit_local(drawing, world, rows, active, token, log_q, log_z, cause)
 
 

@@ -131,6 +131,7 @@ class Block:
     history: torch.Tensor  # int64 [G, N] after the block
     cause: torch.Tensor  # int64 [G, N] which potential left no token, -1 if none
     log_z: torch.Tensor  # float64 [G, N] sum of log Z_t over the block; 0 where blocks are regular and nobody asks
+    log_left: torch.Tensor  # float64 [G, N, B] log of the share of the law's mass that the masks left, 0 beyond counts
     judged: torch.Tensor  # int64 [G, N] positions at which drafted tokens were put to the test of acceptance
     accepted: torch.Tensor  # int64 [G, N] positions at which one was accepted, at most `judged`
 
@@ -145,7 +146,10 @@ class RoundInfo:
     log_evidence: torch.Tensor  # float64 [G] log Z-hat of the prefix after this round
     chi_square: torch.Tensor  # float64 [G] of the block's proposal against the local target, from the sampled weights
     deaths: torch.Tensor  # int64 [G] particles whose weight became 0 in this round
+    log_weight: torch.Tensor  # float64 [G, N] before resampling
+    log_left: torch.Tensor  # float64 [G, B] log of the share of the mass that the masks left, up to each token of the block
     ancestors: torch.Tensor  # int64 [G, N]
-    counts: torch.Tensor  # int64 [G, N] tokens committed
+    tokens: torch.Tensor  # int64 [G, N, B] what each particle drew, before resampling
+    counts: torch.Tensor  # int64 [G, N] how many of them are real
     judged: torch.Tensor  # int64 [G] positions at which drafted tokens were put to the test of acceptance
     accepted: torch.Tensor  # int64 [G] positions at which one was accepted

@@ -61,7 +61,7 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
 
     score = particles.log_weight - penalty[:, None] * particles.length
     ess = effective_sample_size(score)
-    chi_square = _chi_square(particles.log_weight - before, before)
+    log_weight, chi_square = particles.log_weight, _chi_square(particles.log_weight - before, before)
     algorithm.proposal.trim(particles.length)
     world.scorer.trim(particles.length)
     deaths = (alive & (particles.reason == DEAD)).sum(-1)
@@ -74,7 +74,21 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     particles = replace(particles, round=particles.round + active)
     evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
     tested, accepted = block.judged.sum(-1), block.accepted.sum(-1)
-    info = RoundInfo(active, ess, resampled, evidence, chi_square, deaths, ancestors, block.counts, tested, accepted)
+    info = RoundInfo(
+        active=active,
+        ess=ess,
+        resampled=resampled,
+        log_evidence=evidence,
+        chi_square=chi_square,
+        deaths=deaths,
+        log_weight=log_weight,
+        log_left=_log_left(block.log_left, before),
+        ancestors=ancestors,
+        tokens=block.tokens,
+        counts=block.counts,
+        judged=tested,
+        accepted=accepted,
+    )
     return particles, info
 
 
@@ -173,3 +187,8 @@ def _chi_square(increment: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     w = (increment - torch.where(top.isfinite(), top, 0.0)).exp()
     mean = (base * w).sum(-1)
     return torch.where(mean > 0, (base * w.square()).sum(-1) / mean.square().clamp(min=1e-300) - 1, 0.0)
+
+
+def _log_left(log_left: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """log E[share of the mass that the masks left, product over the tokens up to each]: [G, N, B], [G, N] -> [G, B]."""
+    return (normalize(before).log()[..., None] + log_left.cumsum(-1)).logsumexp(1)
