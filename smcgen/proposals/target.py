@@ -70,6 +70,8 @@ def local_target(
         last = particles.length + drawing.counts == world.ending.max_tokens - 1
         ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
         allowed = ends if allowed is None else allowed & ends
+        barred = active & ~allowed.any(-1) & (cause < 0)
+        cause = torch.where(barred, world.potentials.blame, cause)
     return rows, local, allowed, cause
 
 

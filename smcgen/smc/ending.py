@@ -21,7 +21,7 @@ class Ending:
 
     Attributes:
         end: bool [V], the end tokens.
-        next_state: int64 [states, V] of the stop automaton, or None without stop strings; state `states` is "complete".
+        next_state: int32 [states, V] of the stop automaton, or None without stop strings; state `states` is "complete".
         max_tokens: budget of generated tokens, the end token included.
         condition: the target is conditioned on having ended, so that the last token of the budget must end the sample.
     """
@@ -36,7 +36,7 @@ class Ending:
         reason = torch.where(length >= self.max_tokens, BUDGET, ALIVE)
         if self.next_state is not None:
             states = self.next_state.shape[0]
-            state = self.next_state[state.clamp(max=states - 1), token]
+            state = self.next_state[state.clamp(max=states - 1), token].long()
             reason = torch.where(state == states, STOP, reason)
         return torch.where(self.end[token], END, reason), state
 
@@ -53,7 +53,7 @@ class Ending:
 
 
 def stop_table(tokens: Sequence[bytes], stops: Sequence[str]) -> np.ndarray | None:
-    """The stop automaton over a vocabulary: int64 [states, V], None without stops.
+    """The stop automaton over a vocabulary: int32 [states, V], None without stops.
 
     Args:
         tokens: the bytes each token adds to the text.
@@ -63,29 +63,30 @@ def stop_table(tokens: Sequence[bytes], stops: Sequence[str]) -> np.ndarray | No
         return None
     delta = _automaton([stop.encode() for stop in stops])
     states = delta.shape[0] - 1
-    width = max(1, max(map(len, tokens)))
-    # Bytes padded with the symbol 256, which changes nothing: all tokens step together, one byte position at a time.
-    symbols = np.full((width, len(tokens)), 256, np.int64)
-    for v, token in enumerate(tokens):
-        symbols[: len(token), v] = np.frombuffer(token, np.uint8)
-    state = np.repeat(np.arange(states)[:, None], len(tokens), axis=1)
-    for row in symbols:
-        state = delta[state, row]
-    return state
+    # All tokens step together, one byte position at a time; the longer ones stand first and go on alone.
+    order = sorted(range(len(tokens)), key=lambda v: -len(tokens[v]))
+    lengths = np.array([len(tokens[v]) for v in order])
+    state = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(tokens), axis=1)
+    for i in range(lengths[0]):
+        going = int((lengths > i).sum())
+        symbols = np.frombuffer(bytes(tokens[v][i] for v in order[:going]), np.uint8)
+        state[:, :going] = delta[state[:, :going], symbols]
+    table = np.empty_like(state)
+    table[:, order] = state
+    return table
 
 
 def _automaton(stops: Sequence[bytes]) -> np.ndarray:
-    """Byte transitions int64 [states + 1, 257]; the last state (a stop is complete) is absorbing."""
+    """Byte transitions int32 [states + 1, 256]; the last state (a stop is complete) is absorbing."""
     prefixes = sorted({stop[:i] for stop in stops for i in range(len(stop))}, key=lambda p: (len(p), p))
     number = {prefix: i for i, prefix in enumerate(prefixes)}
     complete = len(prefixes)
-    delta = np.full((complete + 1, 257), complete, np.int64)
+    delta = np.full((complete + 1, 256), complete, np.int32)
     for prefix, i in number.items():
         for byte in range(256):
             text = prefix + bytes([byte])
             if not text.endswith(tuple(stops)):
                 delta[i, byte] = next(number[text[k:]] for k in range(len(text) + 1) if text[k:] in number)
-        delta[i, 256] = i
     return delta
 
 

@@ -180,6 +180,11 @@ class Potentials:
     def soft(self) -> list[int]:
         return [i for i, potential in enumerate(self.bound) if not potential.hard]
 
+    @property
+    def blame(self) -> int:
+        """What is named when the hard potentials leave no token that ends the text: the only one, or all together."""
+        return self.hard[0] if len(self.hard) == 1 else len(self.bound)
+
     def restart(self, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
         for potential, state in zip(self.bound, self.states, strict=True):
             potential.restart(state, groups, prompts)
@@ -190,9 +195,9 @@ class Potentials:
         Returns bool [G, R, V] (None without hard potentials) and int64 [G, R]: the potential that left no token, -1 if some
         are left; `len(bound)` if only the potentials together left none."""
         shape = active.shape
-        cause = torch.full(shape, -1, dtype=torch.int64)
         if not self.hard:
-            return None, cause.to(self.device)
+            return None, torch.full(shape, -1, device=self.device)
+        cause = torch.full(shape, -1, dtype=torch.int64)
         began = time.perf_counter()
         rows = active.flatten().cpu()
         joint = torch.full_like(self._bits, -1)
@@ -212,10 +217,10 @@ class Potentials:
         N, or N * M for hard potentials.
 
         Returns float64 [G, R], the change of sum_i beta_i log phi_i, and int64 [G, R], the first that gave 0, -1 if none."""
+        if not which:
+            return self._nothing(counts.shape)
         change = torch.zeros(counts.shape, dtype=torch.float64)
         cause = torch.full(counts.shape, -1, dtype=torch.int64)
-        if not which:
-            return change.to(self.device), cause.to(self.device)
         began = time.perf_counter()
         flat, real = tokens.flatten(0, 1).cpu(), counts.flatten().cpu()
         for i in which:
@@ -227,11 +232,13 @@ class Potentials:
 
     def finish(self, particles: Particles, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The last step of the telescope for rows `ended` bool [G, N]; returns as `extend`."""
+        if not self.bound:
+            return self._nothing(self.shape)
+        rows = ended.flatten().cpu().nonzero()[:, 0]
+        if not len(rows):
+            return self._nothing(self.shape)
         change = torch.zeros(self.shape, dtype=torch.float64)
         cause = torch.full(self.shape, -1, dtype=torch.int64)
-        rows = ended.flatten().nonzero()[:, 0].cpu() if self.bound else torch.empty(0)
-        if not len(rows):
-            return change.to(self.device), cause.to(self.device)
         began = time.perf_counter()
         reasons = particles.reason.flatten().cpu()[rows]
         texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
@@ -243,6 +250,11 @@ class Potentials:
             at[rows] += self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
         return change.to(self.device), cause.to(self.device)
+
+    def _nothing(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """No change and no cause, made on the device: without potentials a round must not wait for it."""
+        change = torch.zeros(*shape, dtype=torch.float64, device=self.device)
+        return change, torch.full_like(change, -1, dtype=torch.int64)
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """int64 [G, N], places inside each group."""

@@ -26,7 +26,8 @@ class Particles:
     log_phi: torch.Tensor  # float64 [G, N] sum of beta_i log phi_i of the soft potentials, as far as they have read
     token_log_p: torch.Tensor  # float32 [G, N, L, J] log p_j of each token
     token_log_q: torch.Tensor  # float32 [G, N, L] log probability under the law the token was drawn from
-    cause: torch.Tensor  # int64 [G, N] which potential killed it, -1 if none
+    cause: torch.Tensor  # int64 [G, N] what killed it: a potential's place, the next number for all together, the one
+    # after for the language models; -1 if it lives
     root: torch.Tensor  # int64 [G, N] the first particle it descends from
     log_evidence: torch.Tensor  # float64 [G] up to the last resampling
     scale: torch.Tensor  # float64 [G] of the models' exponents in the current intermediate target

@@ -147,13 +147,16 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
     )
     last, last_cause = potentials.finish(particles, ended & (soft > -torch.inf))
-    dead = last == -torch.inf
+    weight = particles.log_weight + soft_scale * last
+    # A token that a language model gives probability 0 leaves no weight and no potential to blame.
+    dead = (weight == -torch.inf) & (particles.reason != DEAD)
+    by_models = len(potentials.bound) + 1
     return replace(
         particles,
-        log_phi=torch.where(dead | (soft == -torch.inf), 0.0, particles.log_phi + last),  # finite: a weight of 0 stays 0
-        log_weight=particles.log_weight + soft_scale * last,
+        log_phi=torch.where((last == -torch.inf) | (soft == -torch.inf), 0.0, particles.log_phi + last),  # finite: 0 stays 0
+        log_weight=weight,
         reason=torch.where(dead, DEAD, particles.reason),
-        cause=torch.where(dead, last_cause, particles.cause),
+        cause=torch.where(dead, torch.where(last == -torch.inf, last_cause, by_models), particles.cause),
     )
 
 
@@ -183,6 +186,7 @@ def resample(
 def _chi_square(increment: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Weighted estimate of E[w**2] / E[w]**2 - 1 of the block's weights, from one round: [G, N] -> [G]."""
     base = normalize(before)
+    increment = torch.where(before > -torch.inf, increment, -torch.inf)  # the dead have no increment
     top = increment.amax(-1, keepdim=True)
     w = (increment - torch.where(top.isfinite(), top, 0.0)).exp()
     mean = (base * w).sum(-1)

@@ -1,6 +1,6 @@
 """How the exponents of the intermediate targets grow, the last scales being 1:
 
-    gamma_c = prod_j p_j**(scale_c * alpha_j) * prod_i phi_i**(soft_scale_c * beta_i)
+gamma_c = prod_j p_j**(scale_c * alpha_j) * prod_i phi_i**(soft_scale_c * beta_i)
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Ramp:
     of: Literal["models", "potentials", "all"] = "models"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.first) and self.first > 0) or self.rounds < 1:
+        numbers = isinstance(self.first, int | float) and isinstance(self.rounds, int)
+        if not numbers or not (math.isfinite(self.first) and self.first > 0) or self.rounds < 1:
             raise UsageError(f"{self}: give first > 0 (a share of the exponents) and rounds >= 1")
         if self.of not in ("models", "potentials", "all"):
             raise UsageError(f"{self}: give of='models', 'potentials' or 'all'")
