@@ -73,15 +73,17 @@ def _code(tokens: np.ndarray, length: np.ndarray | int) -> np.ndarray:
     return np.where(used, (tokens + 1) * RADIX ** np.arange(width), 0).sum(-1)
 
 
-def law_p_value(posts: sg.Posteriors, exact: Exact) -> float:
-    """Of a chi-square test that the samples of one-particle runs follow `exact`; cells are joined until each expects 5."""
+def law_p_value(posts: sg.Posteriors, exact: Exact, rows: slice = slice(None)) -> float:
+    """Of a chi-square test that the samples of one-particle runs (those in `rows`) follow `exact`; cells are joined until
+    each expects 5."""
     support = sorted(exact.gamma, key=exact.gamma.__getitem__)
-    seen = (measure(posts, support) > 0).sum(0)
+    drawn = measure(posts, support)[rows]
+    seen = (drawn > 0).sum(0)
     cells: list[list[float]] = [[0.0, 0.0]]
     for share, count in zip([exact.gamma[x] / exact.z for x in support], seen, strict=True):
         if cells[-1][0] >= 5:
             cells.append([0.0, 0.0])
-        cells[-1][0] += share * len(posts)
+        cells[-1][0] += share * len(drawn)
         cells[-1][1] += count
     if len(cells) > 1 and cells[-1][0] < 5:
         last = cells.pop()
