@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 
+from smcgen.advice import advise
+from smcgen.diagnostics import Diagnostics, diagnose
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict
@@ -217,6 +219,15 @@ class Posterior:
 
     # --- diagnostics ----------------------------------------------------------------------------------------------
 
+    def diagnostics(self) -> Diagnostics:
+        """Weights, ancestry and constraints round by round (see `smcgen.diagnostics`)."""
+        roots = self._record.fields["root"][self._items.start : self._items.stop].numpy()
+        return diagnose(self._weights.reshape(roots.shape), roots, self.rounds, self.cut_probability, self.info)
+
+    def advice(self) -> list[str]:
+        """What this run lacks and what would help, in plain words; empty if nothing stands out."""
+        return advise(self.diagnostics(), self.settings)
+
     @property
     def rounds(self) -> list[list[Round]]:
         """Per run, its rounds."""
@@ -303,6 +314,7 @@ class Posterior:
             "finish_reason": drawn.reason if drawn else "dead",
             "log_evidence": finite(self.log_evidence),
             "log_evidence_se": self.log_evidence_se,
+            "diagnostics": self.diagnostics().summary(),
             "settings": self.settings,
             "key": self._record.keys[self._prompt],
             "pieces": pieces_to_dict(self._record, self._items),

@@ -72,8 +72,8 @@ def item_to_dict(record: Record, item: int) -> dict[str, Any]:
     longest = max(values["length"], default=0)
     for name in ("tokens", "token_log_p", "token_log_q"):
         values[name] = [row[:longest] for row in values[name]]
-    values["log_weight"] = _finite(values["log_weight"])
-    rounds = [{**vars(r), **{name: _finite(getattr(r, name)) for name in INFINITE}} for r in record.rounds_of(item)]
+    values["log_weight"] = finite(values["log_weight"])
+    rounds = [{**vars(r), **{name: finite(getattr(r, name)) for name in INFINITE}} for r in record.rounds_of(item)]
     return {
         "log_evidence": finite(float(record.log_evidence[item])),
         "texts": record.texts_of(item),
@@ -132,10 +132,6 @@ def _infinite(value: Any, infinity: float) -> Any:
     return infinity if value is None else value
 
 
-def _finite(value: Any) -> Any:
-    return [_finite(v) for v in value] if isinstance(value, list) else finite(value)
-
-
 def read_json(source: str | Path) -> dict[str, Any]:
     """The JSON object in a file, or in the text itself. Raises UsageError if it is not one that `to_json` wrote."""
     text = str(source)
@@ -153,6 +149,8 @@ def read_json(source: str | Path) -> dict[str, Any]:
     return data
 
 
-def finite(value: float) -> float | None:
-    """The number, or None (null in JSON) if it is infinite."""
-    return value if math.isfinite(value) else None
+def finite(value: Any) -> Any:
+    """The number, or None (null in JSON) if it is infinite or no number; in a list, each of them."""
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return value if value is not None and math.isfinite(value) else None
