@@ -6,6 +6,7 @@ terminal, and the sets of terminals that can follow each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ import lark as larklib
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.potentials.automaton import Alphabet, Automaton, Program
+from smcgen.potentials.indent import BREAK, LEVELS, STEP, Indentation, unfold
 from smcgen.potentials.pattern import Inexpressible
 
 START = "$start"  # stands before the first terminal, as if it were one
@@ -50,7 +52,7 @@ class Cfg:
         dropped: names of rules and terminals that derive nothing.
     Raises UsageError for a terminal that cannot be understood, Impossible if the start rule derives no text."""
 
-    def __init__(self, grammar: larklib.Lark, name: str):
+    def __init__(self, grammar: larklib.Lark, name: str, indentation: Indentation | None = None):
         (self.start,) = grammar.options.start
         flags = grammar.options.g_regex_flags
         self.ignored = tuple(dict.fromkeys(grammar.ignore_tokens))
@@ -63,6 +65,11 @@ class Cfg:
             if expansion not in alternatives:
                 alternatives.append(expansion)
         definitions = [t for t in grammar.terminals if t.name in used]
+        if indentation is not None:
+            expansions, self.start = unfold(expansions, self.start, indentation)
+            definitions = _levels(definitions, indentation, name)
+            used = {*self.ignored, *(s for e in expansions.values() for x in e for s in x if s not in expansions)}
+            definitions = [t for t in definitions if t.name in used]
         programs = [_program(t, flags, name) for t in definitions]
         self.alphabet = Alphabet(programs)
         self.terminals = {t.name: self._terminal(t, p, name) for t, p in zip(definitions, programs, strict=True)}
@@ -193,6 +200,18 @@ def _walk(a: Automaton, b: Automaton) -> Iterator[tuple[str, int, int]]:
                     raise Inexpressible("two terminals are too large to be compared")
                 seen.add(pair)
                 queue.append((text + a.alphabet.example(1 << cls), *pair))
+
+
+def _levels(definitions: list[larklib.lexer.TerminalDef], names: Indentation, name: str) -> list[larklib.lexer.TerminalDef]:
+    """The terminals, with a line break for each level in place of the one."""
+    out = [t for t in definitions if t.name != names.line]
+    (line,) = [t for t in definitions if t.name == names.line] or [None]
+    for level in range(LEVELS + 1):
+        if line is None or not re.fullmatch(line.pattern.to_regexp(), "\n" + STEP * level * " "):
+            raise UsageError(f"{name}: terminal {names.line} must match a line break with all the blanks after it")
+        pattern = larklib.lexer.PatternRE(BREAK % (STEP * level))
+        out.append(larklib.lexer.TerminalDef(names.line_to(level), pattern, line.priority))
+    return out
 
 
 def _program(definition: larklib.lexer.TerminalDef, flags: int, name: str) -> Program:

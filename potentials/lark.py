@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import lark as larklib
+from lark.indenter import DedentError
 from lark.load_grammar import load_grammar
 
 from smcgen.errors import PotentialError, UsageError
@@ -22,6 +24,7 @@ from smcgen.potentials.charengine import CharEngine
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.emit import doubts, emit, obstacle, unsure
 from smcgen.potentials.engine import Engine
+from smcgen.potentials.indent import LEVELS, STEP, declared, indenter, supported
 from smcgen.potentials.pattern import Inexpressible
 
 LONGEST_GRAMMAR = 1 << 20  # characters
@@ -52,8 +55,7 @@ def lark(
         return Grammar(grammar, "lark(<Lark object>)", exact)
     path = _path(grammar)
     name = f"lark({path.name!r})" if path else "lark(<text>)"
-    kind = parser or "earley"
-    if kind not in ("earley", "lalr"):
+    if parser not in (None, "earley", "lalr"):
         raise UsageError(f'lark: parser={parser!r}: write "earley" or "lalr"')
     try:
         text = path.read_text(encoding="utf-8") if path else str(grammar)
@@ -61,11 +63,9 @@ def lark(
         raise UsageError(f"{name}: cannot read {path} ({error})") from None
     if len(text) > LONGEST_GRAMMAR:
         raise UsageError(f"{name}: {len(text)} characters are too long for a grammar")
-    source = {"source_path": str(path), "import_paths": [str(path.parent)]} if path else {}
-    lexer = "dynamic" if kind == "earley" else "contextual"
     try:
         _bound(text, path, name)
-        loaded = larklib.Lark(text, start=start or "start", parser=kind, lexer=lexer, maybe_placeholders=False, **source)
+        loaded = _load(text, path, start or "start", parser, name)
     except UsageError:
         raise
     except RecursionError:
@@ -89,10 +89,16 @@ class Grammar(Constraint):
         options = loaded.options
         if len(options.start) != 1:
             raise UsageError(f"{name}: {len(options.start)} start rules: give one")
-        if options.postlex is not None:
+        indentation = supported(loaded)
+        if options.postlex is not None and indentation is None:
             raise UsageError(f"{name}: a postlex changes the tokens after the lexer, which masks cannot follow: leave it out")
-        self.cfg = Cfg(loaded, name)
+        self.cfg = Cfg(loaded, name, indentation)
         self.notes = tuple(f"{dropped} derives no text" for dropped in self.cfg.dropped)
+        if indentation is not None:
+            self.notes += (
+                f"indentation goes up to {LEVELS} levels of {STEP} blanks, and no line breaks inside brackets: other texts of "
+                "the grammar are left out",
+            )
         try:
             slow = "exact=True asks for it" if exact else obstacle(self.cfg, lalr=options.parser == "lalr")
         except Inexpressible as error:
@@ -112,7 +118,7 @@ class Grammar(Constraint):
     def accepts(self, text: str) -> bool:
         try:
             self.loaded.parse(text)
-        except larklib.exceptions.UnexpectedInput:
+        except (larklib.exceptions.UnexpectedInput, DedentError):
             return False
         except Exception as error:  # a transformer or callback of the user's Lark object
             raise PotentialError(f"{self.name}: lark raised {type(error).__name__} on {text[:60]!r} ({error})") from error
@@ -142,6 +148,26 @@ def _path(grammar: str | os.PathLike[str]) -> Path | None:
     return None if "\n" in grammar or ":" in grammar else Path(grammar)
 
 
+def _load(text: str, path: Path | None, start: str, parser: str | None, name: str) -> larklib.Lark:
+    options: dict[str, Any] = {"start": start, "maybe_placeholders": False}
+    if path:
+        options |= {"source_path": str(path), "import_paths": [str(path.parent)]}
+    if names := declared(text):
+        blanks = indenter(names, sorted(set(re.findall(r"\b_?[A-Z][A-Z_0-9]*\b", text))))
+        if blanks is None:
+            raise UsageError(
+                f"{name}: %declare leaves {', '.join(names)} without a definition: define them, or declare one INDENT and one "
+                "DEDENT beside a terminal _NL or _NEWLINE"
+            )
+        if parser == "earley":
+            raise UsageError(f'{name}: lark knows indentation with its LALR parser only: write parser="lalr"')
+        options["postlex"] = blanks
+        parser = "lalr"
+    if parser == "lalr":
+        return larklib.Lark(text, parser="lalr", lexer="contextual", **options)
+    return larklib.Lark(text, parser="earley", lexer="dynamic", **options)
+
+
 def _bound(text: str, path: Path | None, name: str) -> None:
     """Refuses a grammar that lark would multiply out beyond all bounds."""
     paths = [str(path.parent)] if path else []
@@ -162,7 +188,7 @@ def _alternatives(node: Any) -> float:
         inner, operator = _alternatives(node.children[0]), str(node.children[1])
         if operator != "~":
             return 1 + inner if operator == "?" else 2
-        counts = [int(count) for count in node.children[2:]]
+        counts = [int(str(count)) for count in node.children[2:]]
         # Longer repetitions are split by lark into rules of their own.
         return sum(min(inner, 1e9) ** n for n in range(counts[0], min(counts[-1], 50) + 1)) if counts[0] <= 50 else 2
     counts = [min(_alternatives(child), 1e9) for child in node.children]

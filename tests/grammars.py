@@ -219,6 +219,33 @@ COLOR: LETTER+
     ["c red yellow fill { repeat 36 { f200 l170 } }", "f1 b 2", "c red f10"],
 )
 
+GRAMMARS["python"] = (
+    r"""
+start: (_NL | stmt)*
+?stmt: simple _NL
+     | "if" test ":" suite ["else" ":" suite]
+     | "while" test ":" suite
+     | "def" NAME "(" [NAME ("," NAME)*] ")" ":" suite
+suite: _NL _INDENT stmt+ _DEDENT
+?simple: NAME "=" test | "return" [test] | "pass" | test
+?test: sum (COMP sum)?
+?sum: atom (("+"|"-") atom)*
+?atom: NAME | INT | STRING | "(" test ")" | NAME "(" [test ("," test)*] ")"
+COMP: "==" | "<" | ">"
+NAME: /[a-z_]\w*/
+STRING: /"[^"\n]*"/
+_NL: /(\r?\n[\t ]*)+/
+%import common.INT
+%ignore /[ \t]+/
+%declare _INDENT _DEDENT
+""",
+    [
+        "x = 1\nif x == 2:\n    y = f(x, 3)\n    while y:\n        pass\n\n    return\nelse:\n    pass\nz = x\n",
+        "def f(a, b):\n    if a < b:\n        return a\n    return b + 1\n",
+        "pass\n",
+    ],
+)
+
 # lark's own grammar, as the package ships it
 GRAMMARS["lark"] = (
     (Path(lark.__file__).parent / "grammars" / "lark.lark").read_text(),

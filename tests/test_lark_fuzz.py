@@ -6,6 +6,7 @@ import pytest
 
 from smcgen.potentials.charparser import CharParser
 from smcgen.potentials.engine import Recognizer
+from smcgen.potentials.indent import LEVELS, STEP
 from smcgen.potentials.lark import lark
 from tests.grammars import GRAMMARS
 
@@ -35,17 +36,26 @@ def mutants(seeds, count, source):
         yield text
 
 
+def in_form(text):
+    """Whether lines are indented as the masks of grammars with indentation do it."""
+    lines = [line for line in text.split("\n") if line.strip(" ")]
+    blanks = [len(line) - len(line.lstrip(" ")) for line in lines]
+    return "\t" not in text and "\r" not in text and all(n % STEP == 0 and n <= STEP * LEVELS for n in blanks)
+
+
 def compare(name, count, seed, parser="earley"):
     text, seeds = GRAMMARS[name]
+    indented = "%declare" in text
+    parser = "lalr" if indented else parser
     constraint = lark(text, parser=parser)
     exact = CharParser(constraint.cfg).parse
     engine = exact if constraint.translation is None else Recognizer(constraint.translation, name)
-    if parser == "earley":
+    if parser == "earley" or indented:
         for valid in seeds:
             assert constraint.accepts(valid), valid
     for mutant in [*seeds, *mutants(seeds, count, random.Random(seed))]:
         expected, found = constraint.accepts(mutant), engine(mutant)
-        assert found or not expected, f"barred, although lark derives it: {mutant!r}"
+        assert found or not expected or (indented and not in_form(mutant)), f"barred, although lark derives it: {mutant!r}"
         assert expected or not found or not constraint.exact, f"undeclared: {mutant!r}"
         if parser == "earley":
             assert exact(mutant) == expected, f"the exact parser errs: {mutant!r}"
@@ -56,7 +66,7 @@ def test_mutants(name):
     compare(name, 60, seed=1)
 
 
-@pytest.mark.parametrize("name", sorted(set(GRAMMARS) - {"fruitflies", "recipe", "lark"}))
+@pytest.mark.parametrize("name", sorted(set(GRAMMARS) - {"fruitflies", "recipe", "lark", "python"}))
 def test_mutants_lalr(name):
     compare(name, 40, seed=2, parser="lalr")
 
