@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smcgen.errors import Impossible, ModelError, NoSurvivors, PotentialError, SmcgenError, UsageError
-    from smcgen.posterior import Posterior, Posteriors
+    from smcgen.posterior import Posterior
+    from smcgen.posteriors import Posteriors
     from smcgen.potentials.base import Potential
     from smcgen.potentials.check import check
     from smcgen.potentials.describe import describe
@@ -59,7 +60,8 @@ __all__ = [
 
 _HOME = {
     "smcgen.errors": ("SmcgenError", "UsageError", "ModelError", "PotentialError", "Impossible", "NoSurvivors"),
-    "smcgen.posterior": ("Posterior", "Posteriors"),
+    "smcgen.posterior": ("Posterior",),
+    "smcgen.posteriors": ("Posteriors",),
     "smcgen.potentials.base": ("Potential",),
     "smcgen.potentials.check": ("check",),
     "smcgen.potentials.describe": ("describe",),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ import torch
 from smcgen.advice import advise
 from smcgen.diagnostics import Diagnostics, diagnose
 from smcgen.errors import NoSurvivors, UsageError
+from smcgen.genlm_record import genlm_record
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
-from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict
+from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
 from smcgen.smc.keys import SELECT, Keys
 
 
@@ -323,12 +324,14 @@ class Posterior:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """JSON text; written to `path` as well if one is given (whole or not at all)."""
-        text = json.dumps(self.to_dict(), ensure_ascii=False)
-        if path is not None:
-            temporary = Path(f"{path}.part")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        return text
+        return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
+
+    def to_genlm_json(self, path: str | Path | None = None, run: int = 0) -> str:
+        """One run in the record format that genlm-control's `InferenceVisualizer` opens; written as by `to_json`."""
+        if not 0 <= run < len(self._items):
+            raise UsageError(f"run={run}: this result has {len(self._items)} run(s), counted from 0")
+        record = genlm_record(self.rounds[run], self._record.piece_of)
+        return written(json.dumps(record, ensure_ascii=False), path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> Posterior:
@@ -347,48 +350,3 @@ class Posterior:
         if len(rows) > 5:
             lines.append(f"  ... {len(rows) - 5} more")
         return "\n".join(lines)
-
-
-class Posteriors(Sequence[Posterior]):
-    """The posteriors of many prompts, made one by one as they are asked for."""
-
-    def __init__(self, record: Record):
-        self._record = record
-
-    def __len__(self) -> int:
-        return len(self._record.prompts)
-
-    @overload
-    def __getitem__(self, index: int) -> Posterior: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Posterior]: ...
-    def __getitem__(self, index: int | slice) -> Posterior | list[Posterior]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return Posterior(self._record, index % len(self))
-
-    def __iter__(self) -> Iterator[Posterior]:
-        return (self[i] for i in range(len(self)))
-
-    @property
-    def log_evidence(self) -> np.ndarray:
-        """float64 [prompts, runs]: log Z-hat of every run."""
-        return self._record.log_evidence.view(len(self), self._record.runs).numpy()
-
-    @property
-    def info(self) -> dict[str, Any]:
-        return self._record.info
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self._record.settings
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The particles of all prompts as arrays [prompts * runs, N, ...]: tokens, length, reason, log_weight, log_p, ..."""
-        return {name: values.numpy() for name, values in self._record.fields.items()}
-
-    def __repr__(self) -> str:
-        failed = int((self.log_evidence == -math.inf).all(-1).sum())
-        return f"Posteriors({len(self)} prompts{f', {failed} without survivors' if failed else ''})"

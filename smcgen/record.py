@@ -149,6 +149,15 @@ def read_json(source: str | Path) -> dict[str, Any]:
     return data
 
 
+def written(text: str, path: str | Path | None) -> str:
+    """The text; the file at `path`, if one is given, holds it whole or is not touched."""
+    if path is not None:
+        temporary = Path(f"{path}.part")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    return text
+
+
 def finite(value: Any) -> Any:
     """The number, or None (null in JSON) if it is infinite or no number; in a list, each of them."""
     if isinstance(value, list):

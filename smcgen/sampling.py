@@ -12,7 +12,8 @@ import numpy as np
 
 from smcgen.errors import UsageError
 from smcgen.plan import make_plan
-from smcgen.posterior import Posterior, Posteriors
+from smcgen.posterior import Posterior
+from smcgen.posteriors import Posteriors
 from smcgen.run import run
 from smcgen.smc.schedule import Ramp
 from smcgen.target import LM, Factor
