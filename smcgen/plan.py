@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smcgen.errors import UsageError
-from smcgen.smc.keys import MAX_SLOTS, MAX_STEPS
+from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, WHOLE, Factor, Target, Truncation
+from smcgen.target import LM, WHOLE, Factor, Target, Truncation, is_text
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
@@ -119,7 +119,8 @@ def make_plan(
         raise UsageError(f"target {target!r}: give a language model, or a product of language models and potentials")
     target = Target.product(*target.factors())
     if not target.lms:
-        raise UsageError(f"target {target!r} has no language model: multiply by one, e.g. LM('tiny') * {target!r}")
+        what = repr(target) or "empty (its factors cancel)"
+        raise UsageError(f"the target, {what}, has no language model: multiply by one, e.g. LM('tiny')")
     positive = sum(power for _, power in target.lms if power > 0)
     if positive == 0:
         raise UsageError(f"target {target!r} has only negative exponents: multiply by a model with a positive one")
@@ -132,7 +133,7 @@ def make_plan(
     for name, value, least, most in (
         ("particles", particles, 1, MAX_SLOTS // 2),
         ("chains", chains, 1, MAX_SLOTS // 2),
-        ("max_tokens", max_tokens, 1, None),
+        ("max_tokens", max_tokens, 1, MAX_ROUNDS - 1),
         ("runs", runs, 1, 1 << 32),
         ("candidates", 1 if candidates is None else candidates, 1, MAX_STEPS - 1),
         ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
@@ -156,21 +157,25 @@ def make_plan(
     if draft_temperature is not None:
         if draft is None:
             raise UsageError("draft_temperature has no effect without a draft: name a draft model, or leave it out")
-        if not 0 < draft_temperature < float("inf"):
+        if not _is_number(draft_temperature) or not 0 < draft_temperature < float("inf"):
             raise UsageError(f"draft_temperature={draft_temperature}: give a positive number")
     if seed is None:
         seed = secrets.randbits(32)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed={seed!r}: give an integer in [0, 2**64)")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(s, str) and s for s in stops):
+    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    if not all(isinstance(s, str) and s and is_text(s) for s in stops):
         raise UsageError(f"stop={stop!r}: give non-empty strings")
+    if anneal is not None and not isinstance(anneal, Ramp):
+        raise UsageError(f"anneal={anneal!r}: give a Ramp, e.g. smcgen.Ramp(first=0.5, rounds=8)")
+    if not isinstance(deterministic, bool):
+        raise UsageError(f"deterministic={deterministic!r}: give True or False")
     if on_budget not in ("truncate", "condition"):
         raise UsageError(f"on_budget={on_budget!r}: give 'truncate' or 'condition'")
-    if resampling not in SCHEMES:
+    if resampling not in tuple(SCHEMES):
         raise UsageError(f"resampling={resampling!r}: give one of {', '.join(SCHEMES)}")
-    if not 0 <= threshold <= 1:
-        raise UsageError(f"threshold={threshold!r}: give a number from 0 (never resample) to 1 (always)")
+    if not _is_number(threshold) or not 0 <= threshold <= 1:
+        raise UsageError(f"threshold={threshold!r}: give a number from 0 (never resample) to 1 (whenever weights differ)")
     if anneal is not None and anneal.of == "potentials" and all(factor.hard for factor, _ in target.potentials):
         raise UsageError("anneal has no effect: of='potentials' needs a soft potential in the target, such as a reward")
     first = target.lms[0][0]
@@ -184,11 +189,16 @@ def make_plan(
                 "out, or give a finite leniency"
             )
         if draft_temperature is None:
-            draft_temperature = (draft.temperature if draft.temperature != 1 else first.temperature) / positive
+            # A temperature of the draft's own stands as it is.
+            draft_temperature = draft.temperature if draft.temperature != 1 else first.temperature / positive
     return Plan(
         target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
     )  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,20 @@ def run(
     draft = None if plan.draft is None else plan.draft.load()
     base = models[0]
     vocabulary = base.vocabulary
-    for other in [*models[1:], *([draft] if draft else [])]:
+    for other in models[1:]:
         _same_vocabulary(base, other)
+    if draft is not None:
+        _same_vocabulary(base, draft, ends=False)  # where a sample ends is the target's affair
     potentials = [_bind(potential, vocabulary, plan.stop, base.device) for potential, _ in plan.target.potentials]
 
     shown, encoded = _encode(lms, models, prompts, chat)
+    # The draft reads the first factor's prompt unless it has its own.
+    own = None if plan.draft is None else plan.draft.prompt
+    for_draft = encoded[0] if own is None else [vocabulary.encode(own, chat).ids] * len(prompts)
     items = len(prompts) * plan.runs
     width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
     shape = (width, plan.particles)
-    longest = max(len(ids) for factor in encoded for ids in factor)
+    longest = max(len(ids) for factor in [*encoded, for_draft] for ids in factor)
     for model in [*models, *([draft] if draft else [])]:
         if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
             raise UsageError(
@@ -81,8 +87,8 @@ def run(
         stratify=plan.resampling != "multinomial",
     )
     algorithm = Algorithm(proposal, SCHEMES[plan.resampling], plan.threshold, plan.anneal)
-    batch = Batch(plan, world, algorithm, shown, encoded, keys, shape)
-    with torch.inference_mode():
+    batch = Batch(plan, world, algorithm, shown, encoded, for_draft, keys, shape)
+    with torch.inference_mode(), _one_thread(plan.deterministic):
         batch.run(progress)
     readers = scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
     record = batch.record(text_of, vocabulary.tokens.__getitem__)
@@ -102,6 +108,17 @@ def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[st
     return [str(shape.dtype).removeprefix("torch.") for shape in shapes if shape is not None]
 
 
+@contextlib.contextmanager
+def _one_thread(needed: bool) -> Iterator[None]:
+    """torch shares a lone row's sums out among threads, several rows by row: with one thread both give the same bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if needed else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Batch:
     """Items (a prompt and a run) take the places of groups as they fall free."""
 
@@ -112,11 +129,13 @@ class Batch:
         algorithm: Algorithm,
         prompts: list[Prompt],
         encoded: list[list[tuple[int, ...]]],
+        for_draft: list[tuple[int, ...]],
         keys: list[int],
         shape: tuple[int, int],
     ):
         self.plan, self.world, self.algorithm = plan, world, algorithm
-        self.prompts, self.encoded, self.keys, self.shape = prompts, encoded, keys, shape
+        self.prompts, self.encoded, self.for_draft = prompts, encoded, for_draft
+        self.keys, self.shape = keys, shape
         items, device = len(prompts) * plan.runs, world.keys.item.device
         factors = len(plan.target.lms)
         self.particles = Particles.empty(*shape, plan.max_tokens, factors, device)
@@ -163,7 +182,7 @@ class Batch:
         which = [item // self.plan.runs for item in taken.values()]
         ids = [[factor[p] for p in which] for factor in self.encoded]
         self.world.scorer.admit(groups, ids)
-        self.algorithm.proposal.admit(groups, ids[0])
+        self.algorithm.proposal.admit(groups, [self.for_draft[p] for p in which])
         self.world.potentials.restart(groups, [self.prompts[p] for p in which])
         self.particles.restart(groups)
         keys = self.world.keys
@@ -233,10 +252,10 @@ def _to_host(info: RoundInfo) -> RoundInfo:
     return RoundInfo(**{name: v.to("cpu", small.get(name, v.dtype)) for name, v in values.items()})
 
 
-def _same_vocabulary(base: LanguageModel, other: LanguageModel) -> None:
+def _same_vocabulary(base: LanguageModel, other: LanguageModel, ends: bool = True) -> None:
     if other is base:
         return
-    difference = base.vocabulary.difference(other.vocabulary)
+    difference = base.vocabulary.difference(other.vocabulary, ends)
     if difference:
         raise UsageError(
             f"{base.name!r} and {other.name!r} have different tokenizers ({difference}): "
@@ -261,15 +280,17 @@ def _encode(
         begin = models[0].vocabulary.bos_id
         remedy = "" if begin is None else f" (for text from nothing, the token ids [{begin}])"
         raise UsageError(f"empty prompt: give some text{remedy}")
-    encoded: list[list[Prompt]] = []
-    for lm, model in zip(lms, models, strict=True):
-        texts = [lm.prompt if lm.prompt is not None else prompt for prompt in prompts]
-        if lm.prompt is not None:
-            encoded.append([model.vocabulary.encode(lm.prompt, chat)] * len(texts))
-        else:
-            encoded.append([model.vocabulary.encode(text, chat) for text in texts])
-    own = [None if prompt is None else models[0].vocabulary.encode(prompt, chat) for prompt in prompts]
-    shown = [first if call is None else call for call, first in zip(own, encoded[0], strict=True)]
+    known: dict[tuple[int, str], Prompt] = {}
+
+    def encode(model: LanguageModel, prompt: Any) -> Prompt:
+        key = id(model), repr(prompt)
+        if key not in known:
+            known[key] = model.vocabulary.encode(prompt, chat)
+        return known[key]
+
+    pairs = list(zip(lms, models, strict=True))
+    encoded = [[encode(model, prompt if lm.prompt is None else lm.prompt) for prompt in prompts] for lm, model in pairs]
+    shown = [first if prompt is None else encode(models[0], prompt) for prompt, first in zip(prompts, encoded[0], strict=True)]
     return shown, [[prompt.ids for prompt in factor] for factor in encoded]
 
 

@@ -8,15 +8,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, overload
 
-import numpy as np
-
 from smcgen.errors import UsageError
 from smcgen.plan import make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
 from smcgen.run import run
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, Factor
+from smcgen.target import LM, Factor, check_prompt
 
 
 @overload
@@ -57,7 +55,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         target: language models and potentials, e.g. `LM("tiny")**2 * regex("[0-9]+")`.
         prompt: text, chat messages (list of dicts) or token ids (list of ints); a list of these runs many prompts at once and
             returns `Posteriors`. None if every language model has its own (`lm.given`).
-        draft: a model with the same tokenizer that proposes blocks; without it the target proposes token by token.
+        draft: a model with the same tokenizer that proposes blocks; without it the target proposes token by token. It reads
+            the first model's prompt, or its own (`draft.given`).
         particles: N of each group (default 8).
         block: K, tokens drafted per round (default 4; only with a draft).
         max_tokens: budget of generated tokens, the end token included.
@@ -66,9 +65,10 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         stop: strings that end a sample; the text stops before them.
         on_budget: "truncate" (a sample cut by the budget is a sample) or "condition" (the target conditioned on having ended).
         resampling: multinomial, residual, stratified, systematic, ssp or killing.
-        threshold: resample a group when its ESS is below threshold * particles; 0 never, 1 always.
+        threshold: resample a group when its ESS is below threshold * particles; 0 never, 1 whenever weights differ.
         anneal: a `Ramp` of the exponents.
-        draft_temperature: default: the first model's temperature / sum of positive exponents.
+        draft_temperature: default: the draft's own, `draft.at(temperature=)`, if it has one, else the first model's
+            temperature / sum of positive exponents.
         leniency: s >= 1: a drafted token is kept with probability min(1, s * target / draft). 1 is lossless speculative
             decoding, infinity (default) keeps all of them and leaves the rest to the weights.
         chains: M, candidate continuations that each particle drafts (only with a finite leniency).
@@ -77,7 +77,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
         groups: groups that run at a time (default: as many as make 256 particles).
-        keys: an integer in [0, 2**32) per prompt that keys its randomness; default: its index.
+        keys: an integer in [0, 2**32) per prompt that keys its randomness (equal keys: equal numbers); default: its index.
         deterministic: bits of a prompt's result do not depend on which other prompts run beside it (slower).
         progress: a progress bar on stderr; None: on a terminal, after two seconds.
 
@@ -94,12 +94,18 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]
+    for one in prompts:
+        if one is not None:
+            check_prompt(one)
     if keys is None:
         keys = range(len(prompts))
-    if len(keys) != len(prompts) or not all(isinstance(k, int) and 0 <= k < 1 << 32 for k in keys):
+    whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(_is_whole(k) and 0 <= k < 1 << 32 for k in keys)
+    if not whole:
         raise UsageError(f"keys: give one integer in [0, 2**32) per prompt ({len(prompts)} prompts)")
-    if groups is not None and groups < 1:
-        raise UsageError(f"groups={groups}: give at least 1")
+    if groups is not None and (not _is_whole(groups) or groups < 1):
+        raise UsageError(f"groups={groups!r}: give an integer of at least 1")
+    if progress not in (None, True, False) or chat not in (None, True, False):
+        raise UsageError(f"progress={progress!r}, chat={chat!r}: give True, False or None")
     record = run(plan, prompts, chat, list(keys), groups, progress)
     if many:
         return Posteriors(record)
@@ -146,4 +152,8 @@ def _is_many(prompt: Any) -> bool:
         raise UsageError(f"prompt {prompt!r}: give text, a list of messages, a list of token ids, or a list of prompts")
     if not prompt:
         raise UsageError("no prompts: give at least one")
-    return not isinstance(prompt[0], int | dict | np.integer)
+    return isinstance(prompt[0], str | Sequence) or prompt[0] is None
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

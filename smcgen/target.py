@@ -8,8 +8,9 @@ A `Target` is a flat, immutable product of factors with exponents. Nothing is lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smcgen.errors import UsageError
@@ -157,6 +158,11 @@ class LM(Factor):
     truncation: Truncation = WHOLE
 
     def __init__(self, spec: Any, tokenizer: Any = None, *, device: str | None = None, dtype: str | None = None):
+        for name, value in (("device", device), ("dtype", dtype)):
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{name}={value!r}: give its name, e.g. 'cuda' or 'float32'")
+        if spec is None or spec == "":
+            raise UsageError("no model: give a hub id, a folder, a .gguf file or a model")
         handle = spec if isinstance(spec, Handle) else Handle(spec, tokenizer, device, dtype)
         object.__setattr__(self, "handle", handle)
 
@@ -166,8 +172,8 @@ class LM(Factor):
 
     def given(self, prompt: str | Sequence[Any]) -> LM:
         """This model reading its own prompt (text, chat messages or token ids) in place of the call's."""
-        frozen = prompt if isinstance(prompt, str) else tuple(prompt)
-        return self._with(prompt=frozen)
+        check_prompt(prompt)
+        return self._with(prompt=prompt if isinstance(prompt, str) else tuple(prompt))
 
     def at(
         self,
@@ -252,3 +258,33 @@ class LM(Factor):
         options = [] if self.temperature == 1 else [f"temperature={self.temperature:g}"]
         options += [f"{name}={value:g}" for name, value in self.truncation._asdict().items() if value is not None]
         return text + (f".at({', '.join(options)})" if options else "")
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raises UsageError unless `prompt` is one prompt: text, chat messages (dicts with "role" and "content") or token ids."""
+    if isinstance(prompt, str):
+        if not is_text(prompt):
+            raise UsageError("a prompt holds a lone surrogate, which is no character: decode its bytes as UTF-8 first")
+        return
+    whole = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray) and len(prompt) > 0
+    if whole and all(isinstance(part, Integral) and not isinstance(part, bool) for part in prompt):
+        return
+    messages = [part for part in prompt if isinstance(part, Mapping)] if whole else []
+    if messages and len(messages) == len(prompt):
+        for part in messages:
+            if not isinstance(part.get("role"), str) or "content" not in part:
+                raise UsageError(f'message {dict(part)!r}: give {{"role": "user", "content": "..."}}')
+        return
+    shown = repr(prompt)
+    raise UsageError(
+        f"prompt {shown if len(shown) < 80 else shown[:77] + '...'}: give text, a list of chat messages or a list of token ids"
+    )
+
+
+def is_text(value: str) -> bool:
+    """Whether a string can be written as UTF-8 (it holds no lone surrogates)."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
