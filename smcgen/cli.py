@@ -127,10 +127,29 @@ def sample(
         str,
         typer.Option(rich_help_panel=TARGET, help="truncate: a cut text counts; condition: only texts that ended count."),
     ] = "truncate",
-    particles: Annotated[int, typer.Option("-n", "--particles", rich_help_panel=RUN, help="Particles per run.")] = 8,
+    mode: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=RUN,
+            help="smc: weighted particles; exact: one lossless sequence, for a model without powers or conditions.",
+        ),
+    ] = "smc",
+    particles: Annotated[
+        int | None, typer.Option("-n", "--particles", rich_help_panel=RUN, help="Particles per run (default 8; exact: 1).")
+    ] = None,
     block: Annotated[
         int | None, typer.Option("-k", "--block", rich_help_panel=RUN, help="Tokens drafted per round (default 4).")
     ] = None,
+    leniency: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=RUN,
+            help="Keep a drafted token with probability min(1, leniency * target / draft); 1 is lossless, by default all stay.",
+        ),
+    ] = None,
+    chains: Annotated[
+        int, typer.Option(rich_help_panel=RUN, help="Continuations drafted per particle (with a finite leniency).")
+    ] = 1,
     samples: Annotated[int, typer.Option(rich_help_panel=RUN, help="Texts per prompt, each from a run of its own.")] = 1,
     runs: Annotated[
         int, typer.Option(rich_help_panel=RUN, help="Runs combined into each text; gives an error of the evidence.")
@@ -203,6 +222,9 @@ def sample(
         resampling=resampling,
         threshold=threshold,
         draft_temperature=draft_temperature,
+        leniency=leniency,
+        chains=chains,
+        mode=mode,
         chat=chat,
         groups=groups,
         deterministic=deterministic,
@@ -400,7 +422,11 @@ def _summary(posteriors: list[Posterior], seconds: float) -> str:
         error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
         n = post.settings["particles"]
         ess = min(float(run.min()) for run in post.ess)
-        parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
+        if post.settings["mode"] != "exact":
+            parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
+            parts += [post.divergence_note] * (post.divergence_bound is not None and post.settings["draft"] is not None)
+        if post.acceptance is not None:
+            parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]
     cut, dead = sum(p.cut for p in posteriors), sum(p.dead for p in posteriors)
     parts += [f"{cut} particles cut by the budget"] * bool(cut) + [f"{dead} particles died"] * bool(dead)
     return ", ".join([*parts, f"{seconds:.1f} s"])

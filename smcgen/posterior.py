@@ -23,7 +23,7 @@ from smcgen.errors import NoSurvivors, UsageError
 from smcgen.genlm_record import genlm_record
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
-from smcgen.smc.keys import SELECT, Keys
+from smcgen.smc.keys import MAX_SLOTS
 
 
 class Row(NamedTuple):
@@ -182,11 +182,10 @@ class Posterior:
     def samples(self, count: int = 1) -> list[Sample]:
         """`count` draws by weight, with replacement. The first is the same whatever `count`; draws from one run are
         dependent. Raises NoSurvivors if every particle died."""
-        if count < 1:
-            raise UsageError(f"{count} draws: ask for at least 1")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SLOTS:
+            raise UsageError(f"{count!r} draws: ask for an integer from 1 to {MAX_SLOTS}")
         self._survived()
-        keys = Keys(self.settings["seed"], *(torch.tensor([v]) for v in (self._record.keys[self._prompt], 0)))
-        uniform = keys.uniform(SELECT, torch.zeros(1, dtype=torch.int64), 0, count)[0].numpy()
+        uniform = self._record.uniforms(count)[self._prompt]
         cumulative = self._weights.cumsum()
         places = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
         return [self._sample(int(place)) for place in np.minimum(places, np.flatnonzero(self._weights)[-1])]
@@ -245,6 +244,20 @@ class Posterior:
         return [np.array([r.ancestors for r in rounds]) for rounds in self.rounds]
 
     @property
+    def acceptance(self) -> float | None:
+        """Share of the positions put to the test at which a drafted token was accepted; None if none was (no draft, or
+        infinite leniency)."""
+        judged = sum(r.judged for rounds in self.rounds for r in rounds)
+        accepted = sum(r.accepted for rounds in self.rounds for r in rounds)
+        return accepted / judged if judged else None
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens that a particle commits per forward of the model, over the particles that were still going."""
+        counts = [count for rounds in self.rounds for r in rounds for count in r.counts if count]
+        return sum(counts) / max(len(counts), 1)
+
+    @property
     def cut(self) -> int:
         """Particles at the end that the budget cut."""
         return self._count(BUDGET)
@@ -283,18 +296,14 @@ class Posterior:
 
     def failure(self) -> NoSurvivors:
         """The error of a run without survivors: round, cause and longest prefix."""
-        f = {name: values[self._items.start] for name, values in self._record.fields.items()}
+        f = {name: values[self._items.start : self._items.stop] for name, values in self._record.fields.items()}
         causes = f["cause"][f["reason"] == DEAD]
-        names = self.settings["potentials"]
-        which = int(causes.mode().values) if len(causes) else -1
-        if 0 <= which < len(names):
-            cause = names[which]
-        else:
-            cause = "the constraints together" if which == len(names) else "the weights"
+        names = [*self.settings["potentials"], "the constraints together", "the language models (probability 0)"]
+        cause = names[int(causes.mode().values)] if len(causes) else "the weights"
         longest = int(f["length"].argmax())
-        prefix, last = self._texts[longest], len(self.rounds[0]) - 1
+        prefix, last = self._texts[longest], max(map(len, self.rounds)) - 1
         return NoSurvivors(
-            f"no particle survived: {cause} killed the last one in round {last} (longest text alive before: {prefix!r}); "
+            f"no particle survived: {cause} killed the last one in round {last} (longest text reached: {prefix!r}); "
             "use more particles, a larger max_tokens, or a weaker constraint",
             round=last,
             cause=cause,

@@ -125,6 +125,25 @@ def test_every_option_reaches_the_run(run, model, tmp_path):
     assert set(data["text"]) <= set("abcdef")
 
 
+def test_lossless_decoding(run, model):
+    done = run(
+        "sample", "ab", "-m", model, "-d", "int4", "--mode", "exact", "--chains", "3", "--max-tokens", "8", "--seed", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "acceptance" in done.stderr
+    assert "tokens per round" in done.stderr
+    greedy = [
+        run("sample", "ab", "-m", model, *draft, "--mode", "exact", "--temperature", "0", "--max-tokens", "8").stdout
+        for draft in ((), ("-d", "int4"))
+    ]
+    assert greedy[0] == greedy[1]
+    done = run("sample", "ab", "-m", model, "-d", "int4", "--leniency", "1.5", "--max-tokens", "8")
+    assert "bound on the divergence" in done.stderr
+    refused = run("sample", "ab", "-m", model, "-d", "int4", "--mode", "exact", "--alpha", "2")
+    assert refused.returncode == 2
+    assert "mode='smc'" in refused.stderr
+
+
 def test_json_lines_are_reproducible_and_whole(run, model, tmp_path):
     options = ("sample", "ab", "-m", model, "--max-tokens", "6", "--samples", "3", "--json", "-q")
     one, two, other = (run(*options, "--seed", seed).stdout for seed in ("7", "7", "8"))

@@ -132,6 +132,10 @@ def test_acceptance_is_the_overlap_of_the_two_laws():
     assert judged == DRAWS
     assert binomtest(accepted, judged, float(np.minimum(p, q).sum())).pvalue > 1e-4
     assert all(0 <= r.accepted <= r.judged for post in posts for r in post.rounds[0])
+    post = sg.sample(LM, "ca", draft=SMALL, mode="exact", max_tokens=TOKENS, runs=50, seed=1)
+    assert 0 < post.acceptance < 1
+    assert 1 < post.tokens_per_round <= 3
+    assert sg.sample(LM, "ca", draft=SMALL, max_tokens=TOKENS).acceptance is None
 
 
 @pytest.mark.parametrize("block", [1, 3, 4])
