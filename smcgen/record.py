@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smcgen.errors import UsageError
+from smcgen.smc.keys import SELECT, Keys
 
 FORMAT = "smcgen-posterior-1"
 
@@ -35,6 +38,7 @@ class Round:
 
 
 INFINITE = {"log_evidence": -math.inf, "chi_square": math.inf, "log_weight": -math.inf, "log_left": -math.inf}  # null in JSON
+REALS = {"log_weight": torch.float64, "log_p": torch.float64, "token_log_p": torch.float32, "token_log_q": torch.float32}
 ITEM_FIELDS = ("tokens", "length", "reason", "log_weight", "log_p", "token_log_p", "token_log_q", "cause", "root")
 
 
@@ -64,6 +68,15 @@ class Record:
     piece_of: Callable[[int], bytes]
     rounds_of: Callable[[int], list[Round]]
     keys: list[int]
+    drawn: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """float64 [prompts, count] in (0, 1): what selects particles, made for all prompts at once."""
+        if count not in self.drawn:
+            item = torch.tensor(self.keys)
+            zero = torch.zeros_like(item)
+            self.drawn = {count: Keys(self.settings["seed"], item, zero).uniform(SELECT, zero, 0, count).numpy()}
+        return self.drawn[count]
 
 
 def item_to_dict(record: Record, item: int) -> dict[str, Any]:
@@ -72,7 +85,8 @@ def item_to_dict(record: Record, item: int) -> dict[str, Any]:
     longest = max(values["length"], default=0)
     for name in ("tokens", "token_log_p", "token_log_q"):
         values[name] = [row[:longest] for row in values[name]]
-    values["log_weight"] = finite(values["log_weight"])
+    for name in REALS:
+        values[name] = finite(values[name])
     rounds = [{**vars(r), **{name: finite(getattr(r, name)) for name in INFINITE}} for r in record.rounds_of(item)]
     return {
         "log_evidence": finite(float(record.log_evidence[item])),
@@ -89,7 +103,14 @@ def pieces_to_dict(record: Record, items: range) -> dict[str, str]:
 
 
 def record_from_dict(data: dict[str, Any]) -> Record:
-    """The record of one prompt from `Posterior.to_dict`."""
+    """The record of one prompt from `Posterior.to_dict`. Raises UsageError if something is missing."""
+    try:
+        return _record(data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UsageError(f"a posterior that is not whole ({type(error).__name__}: {error}): write it again") from None
+
+
+def _record(data: dict[str, Any]) -> Record:
     runs = data["runs"]
     longest = max((len(row) for run in runs for row in run["particles"]["tokens"]), default=0)
     columns: dict[str, list] = {name: [] for name in ITEM_FIELDS}
@@ -97,19 +118,16 @@ def record_from_dict(data: dict[str, Any]) -> Record:
         particles = run["particles"]
         blank = {"tokens": 0, "token_log_q": 0.0, "token_log_p": [0.0] * len(particles["log_p"][0])}
         for name in ITEM_FIELDS:
-            rows = particles[name]
+            rows = _infinite(particles[name], -math.inf)
             if name in blank:
                 rows = [row + [blank[name]] * (longest - len(row)) for row in rows]
-            elif name == "log_weight":
-                rows = [-math.inf if weight is None else weight for weight in rows]
             columns[name].append(rows)
-    reals = {"log_weight": torch.float64, "log_p": torch.float64, "token_log_p": torch.float32, "token_log_q": torch.float32}
     texts = [run["texts"] for run in runs]
     rounds = [[_round(r) for r in run["rounds"]] for run in runs]
     evidence = [-math.inf if run["log_evidence"] is None else run["log_evidence"] for run in runs]
     pieces = {int(token): piece.encode("latin-1") for token, piece in data["pieces"].items()}
     return Record(
-        fields={name: torch.tensor(rows, dtype=reals.get(name, torch.int64)) for name, rows in columns.items()},
+        fields={name: torch.tensor(rows, dtype=REALS.get(name, torch.int64)) for name, rows in columns.items()},
         log_evidence=torch.tensor(evidence, dtype=torch.float64),
         prompts=[data["prompt"]],
         runs=len(runs),
@@ -134,15 +152,17 @@ def _infinite(value: Any, infinity: float) -> Any:
 
 def read_json(source: str | Path) -> dict[str, Any]:
     """The JSON object in a file, or in the text itself. Raises UsageError if it is not one that `to_json` wrote."""
+    if not isinstance(source, str | Path):
+        raise UsageError(f"{source!r}: give a path, or the JSON text itself")
     text = str(source)
     if not text.lstrip().startswith("{"):
         try:
             text = Path(source).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot read {str(source)!r}: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {text!r}: {error}") from None
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f"not a posterior written by to_json (format {FORMAT!r} expected)")
@@ -152,9 +172,14 @@ def read_json(source: str | Path) -> dict[str, Any]:
 def written(text: str, path: str | Path | None) -> str:
     """The text; the file at `path`, if one is given, holds it whole or is not touched."""
     if path is not None:
-        temporary = Path(f"{path}.part")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        temporary = Path(f"{path}.{os.getpid()}.part")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot write {str(path)!r}: {error}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
     return text
 
 

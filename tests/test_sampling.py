@@ -112,8 +112,13 @@ def test_a_huge_exponent_finds_the_mode():
     for post in posts:
         assert not math.isnan(post.log_evidence)
         assert all(math.isfinite(s.weight) for s in post.particles)
-    greedy_is_mode = sum(tuple(post.sample.token_ids) == mode for post in posts)
-    assert greedy_is_mode in (0, 20)  # the same answer each time
+    # Token by token a power this high is greedy: N particles are one, whose weight tells that it is not the mode.
+    drawn = {tuple(post.sample.token_ids) for post in posts}
+    assert len(drawn) == 1
+    assert posts[0].log_evidence <= 1000 * math.log(exact.gamma[mode]) + 1e-6
+    # A draft at the model's own temperature explores, and finds it.
+    posts = many(lm**1000, groups=20, particles=256, draft=small, draft_temperature=1.0, block=4)
+    assert all(tuple(post.sample.token_ids) == mode for post in posts)
 
 
 @pytest.mark.parametrize("budget", [1, 2])
@@ -171,3 +176,72 @@ def test_settings_tell_every_argument():
     expected = {**options, "stop": ["ab"], "draft": "draft", "anneal": [0.5, 2, "models"], "potentials": ["regex('[abc]*')"]}
     assert {key: post.settings[key] for key in expected} == expected
     assert post.settings["target"] == "LM('base')**2 * regex('[abc]*')"
+
+
+@pytest.mark.parametrize(
+    "prompt", [[True], [1.5], ["a", 5], [{"role": "user"}], [{"role": "user", "content": "a"}, "b"], b"ca", "\ud800", [[]]]
+)
+def test_prompts_of_other_types_are_refused(prompt):
+    with pytest.raises(sg.UsageError):
+        sg.sample(lm, prompt, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": "0.5"}, {"threshold": None}, {"groups": "2"}, {"groups": 1.5}, {"keys": 5}, {"keys": [True]}, {"stop": 5},
+        {"stop": None}, {"stop": "\ud800"}, {"resampling": ["x"]}, {"anneal": 3}, {"deterministic": "no"}, {"progress": "x"},
+        {"draft": small, "draft_temperature": "1"}, {"max_tokens": 1 << 30},
+    ],
+)  # fmt: skip
+def test_options_of_other_types_are_refused(options):
+    with pytest.raises(sg.UsageError):
+        sg.sample(lm, "ca", **options)
+
+
+@pytest.mark.parametrize("ramp", [("x",), (0.5, "2"), (0.5, float("nan")), (0.5, 1.5), (0.0,), (0.5, 0)])
+def test_ramps_are_checked(ramp):
+    with pytest.raises(sg.UsageError):
+        sg.Ramp(*ramp)
+
+
+def test_a_draft_with_its_own_prompt_and_temperature():
+    truth = enumerate_target([(BASE, 2, (2, 0))])
+    posts = many(lm**2, draft=small.given("bb").at(temperature=0.9), block=2)
+    assert posts.settings["draft_temperature"] == 0.9
+    assert abs(evidence_z(posts, truth)) < 4
+    other = many(lm**2, draft=small.at(temperature=0.9), block=2, groups=50)
+    assert not np.array_equal(posts.arrays()["tokens"][:50], other.arrays()["tokens"])
+
+
+def test_a_draft_may_end_elsewhere():
+    """Where a sample ends is the target's affair: a draft that names other end tokens serves all the same."""
+    other = TableLM(DRAFT.table, "chatty")
+    other.vocabulary = type(vocabulary())("chatty", (b"a", b"b", b"c", b""), frozenset({END}), (), None)
+    truth = enumerate_target([(BASE, 2, (2, 0))])
+    assert abs(evidence_z(many(lm**2, draft=sg.LM(other), block=2), truth)) < 4
+
+
+def test_a_token_without_probability_kills_by_name():
+    barred = TableLM(BASE.table.clone(), "barred")
+    barred.table[:, :, 1] = -torch.inf
+    truth = enumerate_target([(barred, 1, (2, 0))], accept=lambda x: 1 not in x)
+    posts = many(sg.LM(barred), draft=small, block=2, on_budget="truncate")
+    assert abs(evidence_z(posts, truth)) < 4
+    assert sum(post.dead for post in posts[:200]) > 0
+    shut, blind = TableLM(BASE.table.clone(), "shut"), TableLM(BASE.table.clone(), "blind")
+    shut.table[:, :, :END] = -torch.inf
+    blind.table[:, :, 1:] = -torch.inf
+    with pytest.raises(sg.NoSurvivors, match="language models"):
+        sg.sample(sg.LM(shut), "ca", draft=sg.LM(blind), particles=4, max_tokens=3, seed=0)
+
+
+def test_chi_square_is_of_the_living():
+    @sg.potential(prefix=lambda text: 0.0 if not text.startswith("c") else -math.inf)
+    def no_c(text: str) -> bool:
+        return not text.startswith("c")
+
+    post = sg.sample(lm * no_c, "ca", draft=small, block=1, particles=64, max_tokens=5, seed=0, threshold=0.0)
+    rounds = post.rounds[0]
+    assert rounds[0].deaths > 0
+    assert all(r.chi_square > 1e-6 for r in rounds[:2])
