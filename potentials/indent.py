@@ -71,7 +71,7 @@ def unfold(rules: Expansions, start: str, names: Indentation) -> tuple[Expansion
     out: Expansions = {origin: expansions for origin, expansions in rules.items() if origin in flat}
     first: State = ("at", 0, 0)
     finals = [state for state in (first, ("end", 0, 0)) if state in reach.get((start, first), ())]
-    todo = [(start, first, final) for final in finals]
+    todo: list[tuple[str, State, State]] = [(start, first, final) for final in finals]
     seen = set(todo)
     while todo:
         origin, before, after = todo.pop()
