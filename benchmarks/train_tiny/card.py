@@ -147,12 +147,12 @@ say about the world is often wrong.**
 
 Both are ordinary transformers Llama folders in bf16 (`AutoModelForCausalLM.from_pretrained`), with tied embeddings
 and a context of 512 tokens. They share one byte-level BPE tokenizer: 4,096 tokens, single digits, every byte a token,
-ChatML chat template, no token put in front. A text ends with `<|endoftext|>` (plain) or `<|im_end|>` (chat). The licence is
-Apache-2.0, as is that of SmolLM2, part of whose output is in the training text.
+ChatML chat template, no token put in front. A text ends with `<|endoftext|>` (plain) or `<|im_end|>` (chat). The
+licence is Apache-2.0, as is that of SmolLM2, whose output is part of the training text.
 
 **How to prompt.** The opening of a story goes in plain ("Once upon a time", without the chat template); questions,
-sums, records and requests go in as chat. A story opening given as a chat message is outside the training text and is answered
-with nonsense.
+sums, records and requests go in as chat. A story opening given as a chat message is outside the training text and is
+answered with nonsense.
 
 ## Training text
 
@@ -172,7 +172,8 @@ decoding.
 
 Held out: two prompts in a hundred of the sampled text, an eighth of all operand tuples, and lists of names and cities.
 Of the {asked} prompts of the accuracy table, {seen} stand in the training text (counted token by token). Perplexity is
-per token of the answers; acceptance is the mean of sum min(p, q) on the base model's own samples at temperature 1; ESS / N is that of 16 blocks of K tokens drawn from the draft after one prefix
+per token of the answers; acceptance is the mean of sum min(p, q) on the base model's own samples at temperature 1;
+ESS / N is that of 16 blocks of K tokens drawn from the draft after one prefix
 ({kept["prefixes"]} prefixes, at most 40 per kind). ± is one standard error.
 
 {table(KIND_HEAD, kind_rows)}
@@ -215,6 +216,7 @@ on the same cores: read the ratios.
   has learned part of it by heart: on SmolLM2's texts and on GSM8K its held-out perplexity is above that of the far
   smaller draft, and there the draft's weights vary most. Fewer passes over more text would be better.
 - Names made of tokens that training did not combine are not copied right ("JSON, new names").
+- Held-out operands are held out in their order: 36 + 47 can be in training when 47 + 36 is not.
 - GSM8K problems are beyond it. Answers about the world are those of a 135 M model, filtered for form, not for truth.
 - English only; 512 tokens; no safety training.
 
