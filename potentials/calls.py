@@ -160,7 +160,7 @@ class Caller:
         return f"potential {self.name} on the text {shortened(texts[0])}{more}"
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def within(seconds: float | None, call: Callable[[], T]) -> T:
     """`call()` on a thread of its own. Raises Late after `seconds`; the thread, which nothing can end, is left behind."""
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -185,6 +185,7 @@ class _Loop:
     clients that coroutines keep open (connections, locks) belong to the loop they were made in."""
 
     current: asyncio.AbstractEventLoop | None = None
+    thread: threading.Thread | None = None
     lock = threading.Lock()
 
     @classmethod
@@ -192,13 +193,16 @@ class _Loop:
         with cls.lock:
             if cls.current is None:
                 cls.current = asyncio.new_event_loop()
-                threading.Thread(target=cls.current.run_forever, daemon=True).start()
+                cls.thread = threading.Thread(target=cls.current.run_forever, daemon=True)
+                cls.thread.start()
             return cls.current
 
 
 def wait(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
     """The result of a coroutine, whether or not the caller is itself inside a running event loop. Raises Late."""
     loop = _Loop.get()
+    if threading.current_thread() is _Loop.thread:  # a potential inside a potential: the loop cannot wait for itself
+        return within(timeout, lambda: asyncio.run(coroutine))
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result(None if timeout is None else timeout + GRACE)

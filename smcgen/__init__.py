@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smcgen.errors import Impossible, ModelError, NoSurvivors, PotentialError, SmcgenError, UsageError
+    from smcgen.interop.genlm import from_genlm, to_genlm
     from smcgen.posterior import Posterior
     from smcgen.posteriors import Posteriors
     from smcgen.potentials.base import Potential
@@ -46,6 +47,7 @@ __all__ = [
     "choice",
     "contains",
     "describe",
+    "from_genlm",
     "generate",
     "json_schema",
     "lark",
@@ -56,10 +58,12 @@ __all__ = [
     "reward",
     "sample",
     "target_length",
+    "to_genlm",
 ]
 
 _HOME = {
     "smcgen.errors": ("SmcgenError", "UsageError", "ModelError", "PotentialError", "Impossible", "NoSurvivors"),
+    "smcgen.interop.genlm": ("from_genlm", "to_genlm"),
     "smcgen.posterior": ("Posterior",),
     "smcgen.posteriors": ("Posteriors",),
     "smcgen.potentials.base": ("Potential",),
