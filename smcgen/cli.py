@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
+import io
+import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from smcgen import __version__
-from smcgen.errors import NoSurvivors, SmcgenError, UsageError
+from smcgen.arguments import (
+    conditions,
+    continued_or_asked,
+    existing,
+    named_draft,
+    python_potential,
+    read_prompts,
+    reward_model,
+    template_free,
+    writer,
+)
+from smcgen.errors import SmcgenError, UsageError
 
 if TYPE_CHECKING:
     from smcgen.posterior import Posterior
-    from smcgen.target import LM, Factor
+    from smcgen.posteriors import Posteriors
+    from smcgen.target import Factor
 
 TRUNCATED = 4  # exit code under --strict
+INTERRUPTED = 130
 FAILED = 1  # exit code when only some of many prompts had no survivor
 
 app = typer.Typer(
@@ -52,11 +64,14 @@ MODEL, TARGET, RUN, OUTPUT = "Models and prompts", "Target", "How to draw", "Out
 def sample(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads it from stdin.")] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "-m", "--model", rich_help_panel=MODEL, help="Base model: hub id, folder, .gguf file, or 'tiny' (the pair inside)."
+            "-m",
+            "--model",
+            rich_help_panel=MODEL,
+            help="Base model: hub id, folder or .gguf file (default: 'tiny', the small pair that ships with smcgen).",
         ),
-    ] = "tiny",
+    ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +79,7 @@ def sample(
             "--draft",
             rich_help_panel=MODEL,
             help="Draft model with the same tokenizer; 'int8' ... 'int3' make a quantised copy of the base model; "
-            "'none' (and the default for every model but 'tiny'): no draft.",
+            "'none' (and the default for every model that is named): no draft.",
         ),
     ] = None,
     prompt_file: Annotated[
@@ -128,12 +143,13 @@ def sample(
         typer.Option(rich_help_panel=TARGET, help="truncate: a cut text counts; condition: only texts that ended count."),
     ] = "truncate",
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
             rich_help_panel=RUN,
-            help="smc: weighted particles; exact: one lossless sequence, for a model without powers or conditions.",
+            help="smc: weighted particles; exact: one lossless sequence, for a model without powers or conditions "
+            "(the default there, with a draft).",
         ),
-    ] = "smc",
+    ] = None,
     particles: Annotated[
         int | None, typer.Option("-n", "--particles", rich_help_panel=RUN, help="Particles per run (default 8; exact: 1).")
     ] = None,
@@ -187,49 +203,64 @@ def sample(
     """
     if samples < 1:
         raise UsageError(f"--samples {samples}: give at least 1")
-    prompts = _prompts(prompt, prompt_file)
-    if output is not None and not output.absolute().parent.is_dir():
-        raise UsageError(f"-o {output}: there is no folder {str(output.absolute().parent)!r}")
+    prompts = read_prompts(prompt, prompt_file)
+    with ExitStack() as stack:
+        stream = stack.enter_context(writer(output)) if as_json or output is not None else None
+        import smcgen as sg
 
-    import smcgen as sg
+        note = (lambda *_: None) if quiet else _note
+        named = model is not None
+        lm = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype).at(temperature=temperature)
+        target: Factor = lm if alpha == 1 else lm**alpha
+        for factor in conditions(regex, grammar, json_schema, choice, contains, avoid):
+            for doubt in getattr(factor, "doubts", ()):
+                note(f"{factor!r} is checked at the end: {doubt}")
+            target = target * factor
+        for name in potential or ():
+            target = target * python_potential(name)
+        for name in reward or ():
+            target = target * reward_model(name)
+        helper = named_draft(lm, draft, device, dtype)
+        if not named:
+            note("using the small pair that ships with smcgen; name a model of yours with -m")
+            if chat is None and template_free(prompts):
+                prompts, chat = continued_or_asked(prompts), False
+                note("a prompt that ends like a sentence is asked, any other is continued (--chat and --no-chat decide)")
+        if mode is None:
+            alone = target is lm and helper is not None and on_budget == "truncate"
+            mode = "exact" if alone and particles is None and leniency is None and runs == 1 else "smc"
 
-    note = (lambda *_: None) if quiet else _note
-    lm = sg.LM(model, device=device, dtype=dtype).at(temperature=temperature)
-    target: Factor = lm if alpha == 1 else lm**alpha
-    for factor in _conditions(regex, grammar, json_schema, choice, contains, avoid):
-        for doubt in getattr(factor, "doubts", ()):
-            note(f"{factor!r} is checked at the end: {doubt}")
-        target = target * factor
-    for name in potential or ():
-        target = target * _python_potential(name)
-    for name in reward or ():
-        target = target * _reward(name)
-    helper = _draft(lm, draft, device, dtype)
-    if model == "tiny":
-        note("using the small pair that ships with smcgen; name a model of yours with -m")
+        posteriors = sg.sample(
+            target,
+            [p for p in prompts for _ in range(samples)],
+            draft=helper,
+            particles=particles,
+            block=block,
+            max_tokens=max_tokens,
+            seed=seed,
+            runs=runs,
+            stop=tuple(stop or ()),
+            on_budget=on_budget,
+            resampling=resampling,
+            threshold=threshold,
+            draft_temperature=draft_temperature,
+            leniency=leniency,
+            chains=chains,
+            mode=mode,
+            chat=chat,
+            groups=groups,
+            deterministic=deterministic,
+            progress=False if quiet else None,
+        )
+        code = _report(posteriors, seed, stream, note, strict)
+    if code:
+        raise typer.Exit(code)
 
-    posteriors = sg.sample(
-        target,
-        [p for p in prompts for _ in range(samples)],
-        draft=helper,
-        particles=particles,
-        block=block,
-        max_tokens=max_tokens,
-        seed=seed,
-        runs=runs,
-        stop=tuple(stop or ()),
-        on_budget=on_budget,
-        resampling=resampling,
-        threshold=threshold,
-        draft_temperature=draft_temperature,
-        leniency=leniency,
-        chains=chains,
-        mode=mode,
-        chat=chat,
-        groups=groups,
-        deterministic=deterministic,
-        progress=False if quiet else None,
-    )
+
+def _report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, note: Callable[[str], None], strict: bool) -> int:
+    """Writes the results, as JSON lines to `stream` or as text to stdout, and what went with them to stderr.
+
+    Returns the exit code. Raises NoSurvivors if no prompt has a survivor."""
     settings = posteriors.settings
     if seed is None:
         note(f"seed {settings['seed']}")
@@ -237,23 +268,22 @@ def sample(
         if ignored:
             shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
             note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
-    failed = [post for post in posteriors if post.failed]
-    if failed and len(failed) == len(posteriors):
+    results = list(posteriors)
+    failed = [post for post in results if post.failed]
+    if failed and len(failed) == len(results):
         raise failed[0].failure()
-    if as_json or output is not None:
-        with _writer(output) as stream:
-            for post in posteriors:
-                stream.write(post.to_json() + "\n")
+    if stream is not None:
+        for post in results:
+            stream.write(post.to_json() + "\n")
     else:
-        for i, post in enumerate(posteriors):
-            if len(posteriors) > 1 and i:
+        for i, post in enumerate(results):
+            if i:
                 typer.echo("---")
             typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
-    note(_summary(list(posteriors), posteriors.info["seconds"]))
+    note(_summary(results, posteriors.info["seconds"]))
     if failed:
-        raise typer.Exit(FAILED)
-    if strict and any(post.sample.reason == "budget" for post in posteriors):
-        raise typer.Exit(TRUNCATED)
+        return FAILED
+    return TRUNCATED if strict and any(post.sample.reason == "budget" for post in results) else 0
 
 
 @app.command()
@@ -272,11 +302,11 @@ def check(
     """
     if examples < 0:
         raise UsageError(f"--examples {examples}: give 0 or more")
-    _file("check", file)
+    existing("check", file)
     import smcgen as sg
     from smcgen.potentials.describe import describe
 
-    if file.suffix == ".json":
+    if file.suffix.lower() == ".json":
         if start is not None:
             raise UsageError("--start has no effect on a schema: leave it out")
         constraint = sg.json_schema(file)
@@ -288,130 +318,6 @@ def check(
 
 def _note(message: str) -> None:
     typer.echo(f"smcgen: {message}", err=True)
-
-
-def _prompts(prompt: str | None, file: Path | None) -> list[Any]:
-    if file is None:
-        if prompt is not None and prompt != "-":
-            return [prompt]
-        if sys.stdin.isatty():
-            raise UsageError("no prompt: give one as the argument, on stdin, or with --prompt-file")
-        return [sys.stdin.read().rstrip("\n")]
-    if prompt is not None:
-        raise UsageError("a prompt and --prompt-file: give one of the two")
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prompt-file {file}: cannot be read ({error})") from None
-    if not lines:
-        raise UsageError(f"--prompt-file {file}: holds no prompt")
-    if file.suffix != ".jsonl":
-        return lines
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            item = json.loads(line)
-            prompts.append(item["messages"] if "messages" in item else item["prompt"])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise UsageError(f'{file}, line {number}: give {{"prompt": "..."}} or {{"messages": [...]}}') from None
-    return prompts
-
-
-def _draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> LM | None:
-    """The draft that -d names."""
-    from smcgen.target import LM
-
-    if name == "none" or (name is None and lm.name != "tiny"):
-        return None
-    if name is None:
-        name = "tiny-draft"
-    if name in ("int8", "int6", "int5", "int4", "int3"):
-        return lm.quantized(int(name[3:])).at(temperature=1.0)
-    return LM(name, device=device, dtype=dtype)
-
-
-def _conditions(
-    pattern: str | None,
-    grammar: Path | None,
-    schema: Path | None,
-    options: list[str] | None,
-    wanted: list[str] | None,
-    banned: list[str] | None,
-) -> Iterator[Factor]:
-    """The hard constraints that the options name."""
-    import smcgen as sg
-
-    if pattern is not None:
-        yield sg.regex(pattern)
-    if grammar is not None:
-        yield sg.lark(_file("--grammar", grammar))
-    if schema is not None:
-        yield sg.json_schema(_file("--json-schema", schema))
-    if options:
-        yield sg.choice(options)
-    if wanted:
-        yield sg.contains(*wanted)
-    if banned:
-        yield sg.avoids(*banned)
-
-
-def _file(option: str, path: Path) -> Path:
-    if not path.is_file():
-        raise UsageError(f"{option} {path}: there is no such file")
-    return path
-
-
-def _reward(name: str) -> Factor:
-    """`MODEL` or `MODEL:beta`."""
-    import smcgen as sg
-
-    model, _, beta = name.rpartition(":")
-    try:
-        return sg.reward(model, float(beta)) if model else sg.reward(name)
-    except ValueError:
-        raise UsageError(f"--reward {name}: {beta!r} is no number: give MODEL or MODEL:beta") from None
-
-
-def _python_potential(name: str) -> Factor:
-    """`module:attribute` or `file.py:attribute`; a plain function is made a potential."""
-    import smcgen as sg
-
-    module, _, attribute = name.rpartition(":")
-    if not module or not attribute:
-        raise UsageError(f"--potential {name}: give module:name or file.py:name")
-    try:
-        if module.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{module} cannot be read")
-            loaded = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(loaded)
-        else:
-            sys.path.insert(0, "")
-            loaded = importlib.import_module(module)
-        found: Any = getattr(loaded, attribute)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise UsageError(f"--potential {name}: {error}") from None
-    if isinstance(found, sg.Potential):
-        return found
-    if not callable(found):
-        raise UsageError(f"--potential {name}: neither a potential nor a function of the text")
-    return sg.potential(found)
-
-
-@contextmanager
-def _writer(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that appears only once it is whole."""
-    if path is None:
-        yield sys.stdout
-        return
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            yield stream
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _summary(posteriors: list[Posterior], seconds: float) -> str:
@@ -428,21 +334,32 @@ def _summary(posteriors: list[Posterior], seconds: float) -> str:
         if post.acceptance is not None:
             parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]
     cut, dead = sum(p.cut for p in posteriors), sum(p.dead for p in posteriors)
-    parts += [f"{cut} particles cut by the budget"] * bool(cut) + [f"{dead} particles died"] * bool(dead)
+    parts += [f"{_particles(cut)} cut by the budget"] * bool(cut) + [f"{_particles(dead)} died"] * bool(dead)
     return ", ".join([*parts, f"{seconds:.1f} s"])
+
+
+def _particles(count: int) -> str:
+    return f"{count} particle{'s' * (count != 1)}"
 
 
 def main() -> None:
     """Entry point: one line and an exit code for every error that smcgen raises on purpose."""
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries; the error that follows says all
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         app(standalone_mode=True)
-    except NoSurvivors as error:
-        typer.echo(f"smcgen: {error}", err=True)
-        sys.exit(error.exit_code)
     except SmcgenError as error:
         typer.echo(f"smcgen: {error}", err=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("smcgen: interrupted, nothing was written", err=True)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
+        sys.exit(FAILED)
+    except OSError as error:
+        typer.echo(f"smcgen: cannot write the result: {error}", err=True)
         sys.exit(FAILED)
 
 

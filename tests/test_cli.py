@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import smcgen as sg
+from smcgen.arguments import read_prompts
 from smcgen.cli import main
 from tests.test_paged_engine import tiny, tokenizer
 from tests.tiny_models import byte_level, reward_model
@@ -100,6 +101,21 @@ def test_prompts_from_stdin_and_files(run, model, tmp_path):
     lines = run("sample", "--prompt-file", str(tmp_path / "p.txt"), *options).stdout
     assert lines.startswith(want + "---\n")
     assert run("sample", "--prompt-file", str(tmp_path / "p.jsonl"), *options).stdout == lines
+
+
+def test_files_of_prompts(run, model, tmp_path):
+    """A byte order mark, CRLF, blank lines and line separators inside a string are no part of the prompts."""
+    (tmp_path / "p.JSONL").write_bytes('\ufeff{"prompt": "ab"}\r\n\r\n{"prompt": "a\u2028b"}\r\n'.encode())
+    assert read_prompts(None, tmp_path / "p.JSONL") == ["ab", "a\u2028b"]
+    (tmp_path / "p.txt").write_bytes("\ufeffab\r\nc\n".encode())
+    assert read_prompts(None, tmp_path / "p.txt") == ["ab", "c"]
+    messages = [{"role": "user", "content": "a"}]
+    (tmp_path / "m.jsonl").write_text(json.dumps({"messages": messages}))
+    assert read_prompts(None, tmp_path / "m.jsonl") == [messages]
+    for line in ('{"prompt": true}', "[5]", '{"messages": "abc"}', '{"messages": [1]}', '{"prompt": "\\ud800"}', "[" * 9999):
+        (tmp_path / "bad.jsonl").write_text(line)
+        with pytest.raises(sg.UsageError, match="line 1"):
+            read_prompts(None, tmp_path / "bad.jsonl")
 
 
 def test_every_option_reaches_the_run(run, model, tmp_path):
@@ -228,7 +244,12 @@ def test_check(run, model, tmp_path):
         (["--reward", "judge:much"], 2, "give MODEL or MODEL:beta"),
         (["--reward", "judge:0"], 2, "beta=0"),
         (["--prompt-file", "none.txt"], 2, "none.txt"),
-        (["-o", "no/folder/out.jsonl"], 2, "no folder"),
+        (["-o", "no/folder/out.jsonl"], 2, "cannot be written"),
+        (["-o", "."], 2, "cannot be written"),
+        (["-d", "int9"], 2, "int8, int6"),
+        (["--potential", "exits.py:f"], 2, "SystemExit"),
+        (["--prompt-file", "types.jsonl"], 2, "line 2"),
+        (["--prompt-file", "binary.txt"], 2, "cannot be read"),
         (["--resampling", "best"], 2, "multinomial"),
         (["--nonsense"], 2, "nonsense"),
         (["--max-tokens", "1", "--strict", "--regex", "[a-f]*"], 4, ""),
@@ -236,6 +257,9 @@ def test_check(run, model, tmp_path):
 )
 def test_bad_input_is_one_line_and_an_exit_code(run, model, tmp_path, arguments, code, message):
     (tmp_path / "bad.py").write_text("def nan(text): return float('nan')\ndef broken(text): return text.nothing\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(7)\n")
+    (tmp_path / "types.jsonl").write_text('{"prompt": "ab"}\n{"prompt": 5}\n')
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\xfa")
     own = [] if "-m" in arguments else ["-m", model]
     prompt = [] if "--prompt-file" in arguments else ["ab"]
     budget = [] if "--max-tokens" in arguments else ["--max-tokens", "8"]

@@ -1,0 +1,182 @@
+"""What the options of the command name: prompts, drafts, conditions, potentials, files."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from smcgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from smcgen.target import LM, Factor
+
+BITS = (8, 6, 5, 4, 3)  # of the copies that -d int8 ... int3 make
+
+
+def read_prompts(prompt: str | None, file: Path | None) -> list[Any]:
+    """The prompts of a call: the argument, stdin, or a file of lines (.jsonl: objects with "prompt" or "messages")."""
+    if file is None:
+        return [prompt if prompt is not None and prompt != "-" else _from_stdin()]
+    if prompt is not None:
+        raise UsageError("a prompt and --prompt-file: give one of the two")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--prompt-file {file}: cannot be read ({error})") from None
+    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise UsageError(f"--prompt-file {file}: holds no prompt")
+    if file.suffix.lower() != ".jsonl":
+        return [line for _, line in numbered]
+    return [_from_json(line, f"{file}, line {number}") for number, line in numbered]
+
+
+def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        raise UsageError("no prompt: give one as the argument, on stdin, or with --prompt-file")
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError:
+        raise UsageError("stdin is no UTF-8 text: convert it first") from None
+
+
+def _from_json(line: str, where: str) -> Any:
+    from smcgen.target import check_prompt
+
+    try:
+        item = json.loads(line)
+        kind = "messages" if "messages" in item else "prompt"
+        found = item[kind]
+        check_prompt(found)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError):
+        kind = found = None
+    if kind is None or isinstance(found, str) != (kind == "prompt"):
+        raise UsageError(f'{where}: give {{"prompt": "text"}} or {{"messages": [{{"role": ..., "content": ...}}]}}')
+    return found
+
+
+def template_free(prompts: list[Any]) -> bool:
+    """Whether all prompts are plain text."""
+    return all(isinstance(prompt, str) and "<|" not in prompt for prompt in prompts)
+
+
+def continued_or_asked(prompts: list[Any]) -> list[Any]:
+    """For the small pair: a text that ends like a sentence becomes a chat message, any other stays and is continued."""
+    return [[{"role": "user", "content": p}] if p.rstrip()[-1:] in (".", "?", "!", ":") else p for p in prompts]
+
+
+def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> LM | None:
+    """The draft that -d names; without a name the small pair has its own, and other models have none."""
+    from smcgen.target import LM
+
+    if name == "none" or (name is None and lm.name != "tiny"):
+        return None
+    if name is None:
+        name = "tiny-draft"
+    if re.fullmatch(r"int\d+", name):
+        if int(name[3:]) not in BITS:
+            raise UsageError(f"-d {name}: give {', '.join(f'int{bits}' for bits in BITS)}, or a model")
+        return lm.quantized(int(name[3:])).at(temperature=1.0)
+    return LM(name, device=device, dtype=dtype)
+
+
+def conditions(
+    pattern: str | None,
+    grammar: Path | None,
+    schema: Path | None,
+    options: list[str] | None,
+    wanted: list[str] | None,
+    banned: list[str] | None,
+) -> Iterator[Factor]:
+    """The hard constraints that the options name."""
+    import smcgen as sg
+
+    if pattern is not None:
+        yield sg.regex(pattern)
+    if grammar is not None:
+        yield sg.lark(existing("--grammar", grammar))
+    if schema is not None:
+        yield sg.json_schema(existing("--json-schema", schema))
+    if options:
+        yield sg.choice(options)
+    if wanted:
+        yield sg.contains(*wanted)
+    if banned:
+        yield sg.avoids(*banned)
+
+
+def existing(option: str, path: Path) -> Path:
+    """The path, if there is a file. Raises UsageError naming the option if not."""
+    if not path.is_file():
+        raise UsageError(f"{option} {path}: there is no such file")
+    return path
+
+
+def reward_model(name: str) -> Factor:
+    """`MODEL` or `MODEL:beta`."""
+    import smcgen as sg
+
+    model, _, number = name.rpartition(":")
+    try:
+        beta = float(number) if model else 1.0
+    except ValueError:
+        raise UsageError(f"--reward {name}: {number!r} is no number: give MODEL or MODEL:beta") from None
+    return sg.reward(model or name, beta)
+
+
+def python_potential(name: str) -> Factor:
+    """`module:attribute` or `file.py:attribute`; a plain function is made a potential."""
+    import smcgen as sg
+
+    module, _, attribute = name.rpartition(":")
+    if not module or not attribute:
+        raise UsageError(f"--potential {name}: give module:name or file.py:name")
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{module} cannot be read")
+            loaded = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+        else:
+            sys.path.insert(0, "")
+            loaded = importlib.import_module(module)
+        found: Any = getattr(loaded, attribute)
+    except (Exception, SystemExit) as error:  # whatever the user's own module raises
+        kind = type(error).__name__
+        raise UsageError(f"--potential {name}: {kind}: {error} (give module:name or file.py:name)") from None
+    if isinstance(found, sg.Potential):
+        return found
+    if not callable(found):
+        raise UsageError(f"--potential {name}: neither a potential nor a function of the text")
+    return sg.potential(found)
+
+
+@contextmanager
+def writer(path: Path | None) -> Iterator[IO[str]]:
+    """stdout, or a file that appears only once it is whole; that it can be written is known before anything is run."""
+    if path is None:
+        yield sys.stdout
+        return
+    partial = path.with_name(path.name + ".part") if path.name else path
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        stream = partial.open("w", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"-o {path}: cannot be written ({error})") from None
+    try:
+        with stream:
+            yield stream
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
