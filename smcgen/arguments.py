@@ -59,7 +59,7 @@ def _from_json(line: str, where: str) -> Any:
         raise UsageError(f"{where}: {error}") from None
     except (json.JSONDecodeError, RecursionError, KeyError, TypeError):
         kind = found = None
-    if kind is None or isinstance(found, str) != (kind == "prompt"):
+    if not (isinstance(found, str) if kind == "prompt" else kind and isinstance(found[0], dict)):
         raise UsageError(f'{where}: give {{"prompt": "text"}} or {{"messages": [{{"role": ..., "content": ...}}]}}')
     return found
 
