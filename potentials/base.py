@@ -46,12 +46,14 @@ class Potential(Factor):
         hard: values are 0 and 1 and `mask` works.
         exact: for a hard potential, a token the mask allows can always be part of an accepted text's prefix as far as
             the engine knows; False: the mask is an over-approximation and `finish` judges the text.
+        kills: phi can be 0; False spares a potential from being asked where only that matters.
         vocabulary, stops, device: set by `bind`.
     """
 
     name: str = "potential"
     hard: bool = False
     exact: bool = True
+    kills: bool = True
     vocabulary: Vocabulary
     stops: tuple[str, ...]
     device: torch.device

@@ -89,6 +89,7 @@ class Judged:
 class RewardPotential(Potential):
     """What `reward` returns."""
 
+    kills = False
     judge: Judge
     known: dict[tuple, float]
 

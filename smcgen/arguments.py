@@ -58,8 +58,8 @@ def _from_json(line: str, where: str) -> Any:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (json.JSONDecodeError, RecursionError, KeyError, TypeError):
-        kind = found = None
-    if not (isinstance(found, str) if kind == "prompt" else kind and isinstance(found[0], dict)):
+        kind, found = None, ""
+    if kind is None or not isinstance(found, str if kind == "prompt" else list) or isinstance(found[0], int):
         raise UsageError(f'{where}: give {{"prompt": "text"}} or {{"messages": [{{"role": ..., "content": ...}}]}}')
     return found
 

@@ -132,6 +132,20 @@ def test_with_a_mask_a_stop_string_and_a_potential_without_prefix():
     assert all(len(text) % 2 == 1 and "ab" not in text for text in stopped.texts(20))
 
 
+def test_a_reward_is_not_asked_about_candidates():
+    asked = []
+
+    def counting(texts):
+        asked.extend(texts)
+        return [0.3 * len(text) for text in texts]
+
+    judge = sg.potential(no_c_after_b, prefix=no_c_after_b)
+    posts = many(LM * judge * sg.reward(counting), groups=4000, candidates=4)
+    truth = enumerate_target([(BASE, 1.0, (2, 0))], phi=lambda text: math.exp(0.3 * len(text)) * no_c_after_b(text))
+    assert abs(evidence_z(posts, truth)) < 4
+    assert all(map(no_c_after_b, asked))
+
+
 def test_fewer_particles_die():
     judge = sg.potential(no_c_after_b, prefix=no_c_after_b)
     plain, rejecting = (many(LM * judge, groups=500, **options) for options in ({}, {"candidates": 4}))

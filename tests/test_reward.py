@@ -251,6 +251,20 @@ def test_evidence_with_a_reward_model():
     assert 0.5 * np.abs(weights / weights.sum() - np.array(list(truth.gamma.values())) / truth.z).sum() < 0.03
 
 
+def test_each_group_is_judged_after_its_own_prompt():
+    scorer = loaded(tiny(), TOKENIZER)
+    bound = bind(reward(scorer, at="block"))
+    prompts = [CHAT, Prompt((2,), "!", ({"role": "user", "content": "another"},))]
+    state = bound.start(prompts, 2)
+    expected = [scorer([prompt], ["a"])[0] for prompt in prompts]
+    assert abs(expected[0] - expected[1]) > 1e-3
+    np.testing.assert_allclose(read(bound, state, [[0]] * 4), np.repeat(expected, 2), atol=1e-5)
+    bound.restart(state, [0], prompts[1:])
+    assert bound.finish(state, torch.tensor([0, 2]), ["a", "a"], [END, END]).tolist() == pytest.approx(
+        [expected[1], 0], abs=1e-5
+    )
+
+
 def test_models_from_a_folder(tmp_path):
     tiny().save_pretrained(tmp_path / "judge")
     TOKENIZER.save_pretrained(tmp_path / "judge")

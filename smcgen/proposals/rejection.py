@@ -102,12 +102,12 @@ def judge(
     reason, _ = world.ending.advance(token, drawing.stop_state, length)
     reason = torch.where(active, reason, particles.reason)
     counts = text_counts(active.long(), torch.where(active, reason, ALIVE))
-    every = range(len(potentials.bound))
-    change, cause = potentials.extend(every, token[..., None], counts)
+    judges = [i for i, potential in enumerate(potentials.bound) if potential.kills]
+    change, cause = potentials.extend(judges, token[..., None], counts)
     place = particles.length.clamp(max=particles.tokens.shape[-1] - 1)[..., None]
     tokens = torch.where(active[..., None], token[..., None], particles.tokens.gather(-1, place))
     ended = active & (reason != ALIVE) & (change > -torch.inf)
     taken = replace(particles, tokens=particles.tokens.scatter(-1, place, tokens), length=length, reason=reason)
-    last, last_cause = potentials.finish(taken, ended)
-    potentials.rollback(counts, every)
+    last, last_cause = potentials.finish(taken, ended, judges)
+    potentials.rollback(counts, judges)
     return (change > -torch.inf) & (last > -torch.inf), torch.where(cause >= 0, cause, last_cause)

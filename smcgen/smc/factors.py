@@ -230,8 +230,10 @@ class Potentials:
         self.seconds += time.perf_counter() - began
         return change.to(self.device), cause.to(self.device)
 
-    def finish(self, particles: Particles, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last step of the telescope for rows `ended` bool [G, N]; returns as `extend`."""
+    def finish(
+        self, particles: Particles, ended: torch.Tensor, which: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last step of the telescope of `which` (default: all) for rows `ended` bool [G, N]; returns as `extend`."""
         if not self.bound:
             return self._nothing(self.shape)
         rows = ended.flatten().cpu().nonzero()[:, 0]
@@ -242,7 +244,8 @@ class Potentials:
         began = time.perf_counter()
         reasons = particles.reason.flatten().cpu()[rows]
         texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
-        for i, potential in enumerate(self.bound):
+        for i in range(len(self.bound)) if which is None else which:
+            potential = self.bound[i]
             state_rows = rows * self.chains if potential.hard else rows
             delta = potential.finish(self.states[i], state_rows, texts, reasons.tolist())
             at = change.view(-1)
