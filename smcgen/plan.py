@@ -149,8 +149,9 @@ def make_plan(
     for lm, power in target.lms:
         if power < 0 and lm.truncation != WHOLE:
             raise UsageError(f"{lm!r} has probabilities 0 and a negative exponent: leave its truncation out")
-    if candidates is not None and (draft is not None or not target.potentials):
-        reason = "without a potential" if draft is None else "with a draft, whose blocks are weighed instead"
+    judges = any(getattr(factor, "kills", False) for factor, _ in target.potentials)
+    if candidates is not None and (draft is not None or not judges):
+        reason = "without a potential that can kill" if draft is None else "with a draft, whose blocks are weighed instead"
         raise UsageError(f"candidates has no effect {reason}: leave it out")
     if block is not None and draft is None:
         raise UsageError("block has no effect without a draft: name a draft model, or leave block out")

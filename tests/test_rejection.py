@@ -174,5 +174,7 @@ def test_where_it_has_no_effect():
         sg.sample(LM * sg.potential(no_c_after_b), "ca", draft=SMALL, candidates=4)
     with pytest.raises(sg.UsageError, match="without a potential"):
         sg.sample(LM, "ca", candidates=4)
+    with pytest.raises(sg.UsageError, match="that can kill"):
+        sg.sample(LM * sg.reward(lambda texts: [0.0] * len(texts)), "ca", candidates=4)
     with pytest.raises(sg.UsageError, match="candidates=0"):
         sg.sample(LM * sg.potential(no_c_after_b), "ca", candidates=0)
