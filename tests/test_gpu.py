@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import smcgen as sg
+import smcgen.run as run_module
 from tests.statistics import evidence_z, many, measure, z_score
 from tests.tables import enumerate_target, tables
 from tests.test_evidence import IDS, PATTERN, likes_b, matches
@@ -69,3 +70,21 @@ def test_bits_repeat_on_the_device():
     lm = sg.LM(tiny(seed=1).cuda(), tokenizer())
     one, two = (sg.sample(lm**2, [2, 2], seed=7, particles=8, max_tokens=12).to_json() for _ in range(2))
     assert one == two
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_a_round_does_not_wait_for_the_device(monkeypatch, block):
+    """Without potentials nothing inside a round asks the device for a value (CUDA's own debug mode raises if so)."""
+    original = run_module.step
+
+    def step(*arguments):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return original(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(run_module, "step", step)
+    lm, draft = (sg.LM(tiny(seed=1).cuda(), tokenizer()) for _ in range(2))
+    options = {} if block is None else {"draft": draft, "block": block}
+    assert sg.sample(lm**2, [2, 2], particles=8, max_tokens=20, seed=0, **options).info["rounds"] > 1
