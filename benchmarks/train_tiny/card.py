@@ -195,7 +195,8 @@ draft misses, at some prefixes, what the base model is sure of.
 ## Accuracy
 
 {items} held-out prompts per set, one answer each (greedy: the last number, or the JSON object, must be right; the
-temperatures average over several draws per prompt). {power_text}
+temperatures average over several draws per prompt).
+{power_text}
 
 {table(["method", *SETS.values()], method_rows)}
 
