@@ -17,6 +17,7 @@ import torch
 from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import BUDGET, END, Potential, Prompt
+from smcgen.target import LM
 
 TOLERANCE = 1e-6
 TRIED = 16  # tokens held against a mask at each prefix
@@ -25,7 +26,7 @@ FILLER = 0x5A5A5A5A  # what a mask must leave alone in rows that are not active
 
 def check(
     potential: Potential,
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | LM,
     texts: Sequence[str] = (),
     *,
     stops: Sequence[str] = (),
@@ -37,10 +38,15 @@ def check(
     """Raises PotentialError with the first broken law and the tokens that show it; returns None if all hold.
 
     Args:
+        vocabulary: the tokens to try it on: a language model's, `sg.check(mine, sg.LM("tiny"), ["a text", "another"])`.
         texts: texts to try, each in two random spellings; give some that the potential likes and some that it does not.
         histories, tokens: how many random token sequences to try besides, and how long they may be; those of a hard
             potential mostly follow its masks.
         stops, prompt: what `potential` is bound to and started with."""
+    if isinstance(vocabulary, LM):
+        vocabulary = vocabulary.load().vocabulary
+    if not isinstance(potential, Potential) or not isinstance(vocabulary, Vocabulary):
+        raise UsageError("check: give a potential and a language model, e.g. check(mine, sg.LM('tiny'), ['a text'])")
     bound = potential.bind(vocabulary, stops, torch.device("cpu"))
     trial = _Trial(bound, vocabulary, prompt or Prompt((), ""), np.random.default_rng(seed))
     sequences = [trial.spell(text) for text in texts for _ in range(2)]

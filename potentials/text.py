@@ -40,32 +40,32 @@ def avoids(*what: Pattern) -> Regular:
 
 
 def length(
-    minimum: int = 0, maximum: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens"
+    min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens"
 ) -> Potential:
-    """phi(text) = 1 if the text has from `minimum` to `maximum` (None: any number of) units, else 0.
+    """phi(text) = 1 if the text has from `min` to `max` (None: any number of) units, else 0.
 
     unit: "tokens", the end token not counted; "chars", code points; "words", as `text.split()` counts them; "lines",
     as `text.split("\\n")` counts them, except that a line break at the end begins no further line (and "" has none)."""
-    for bound in (minimum, maximum):
+    for bound in (min, max):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
             raise UsageError(f"length: {bound!r} is no number of {unit}: give integers from 0 on")
-    if maximum is not None and maximum < minimum:
-        raise Impossible(f"length: no text has at least {minimum} and at most {maximum} {unit}")
-    name = f"length({minimum}, {maximum}, {unit!r})"
+    if max is not None and max < min:
+        raise Impossible(f"length: no text has at least {min} and at most {max} {unit}")
+    name = f"length({min}, {max}, {unit!r})"
     if unit == "tokens":
-        return TokenCount(minimum, maximum, name)
+        return TokenCount(min, max, name)
     if unit == "chars":
-        return Regular(name, f"/(?s:.){_count(minimum, maximum)}/")
+        return Regular(name, f"/(?s:.){_count(min, max)}/")
     if unit == "lines":
-        return Regular(name, f"/(?:[^\\n]*\\n){_count(minimum, maximum)}/ | {_unended(minimum, maximum)}")
+        return Regular(name, f"/(?:[^\\n]*\\n){_count(min, max)}/ | {_unended(min, max)}")
     if unit == "words":
         space = ranges_to_class(ranges_of(r"\s"))
         letter = ranges_to_class(ranges_of(r"\S"))
-        if maximum == 0:
+        if max == 0:
             return Regular(name, f"/{space}*/")
-        word, more = f"{letter}+", _count(max(minimum - 1, 0), None if maximum is None else maximum - 1)
+        word, more = f"{letter}+", _count(min - 1 if min else 0, None if max is None else max - 1)
         some = f"{space}*{word}(?:{space}+{word}){more}{space}*"
-        return Regular(name, f"/{some}/" if minimum else f"/(?:{some}|{space}*)/")
+        return Regular(name, f"/{some}/" if min else f"/(?:{some}|{space}*)/")
     raise UsageError(f'length: unit={unit!r}: write "tokens", "chars", "words" or "lines"')
 
 
