@@ -16,6 +16,8 @@ from smcgen.target import LM, WHOLE, Factor, Target, Truncation, is_text
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
+# Where a draft misses what the target wants, weights alone do not find it again; a few rejections do.
+DEFAULT_LENIENCY = 2.0
 MODES = ("smc", "exact")
 
 
@@ -216,7 +218,7 @@ def _check_exact(target: Target, particles: int | None, leniency: float | None, 
 
 def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mode: str) -> float:
     if leniency is None:
-        leniency = math.inf
+        leniency = math.inf if without_draft else DEFAULT_LENIENCY
     if isinstance(leniency, bool) or not isinstance(leniency, int | float) or not leniency >= 1:
         raise UsageError(f"leniency={leniency!r}: give a number from 1 (lossless) to infinity (every drafted token is kept)")
     if without_draft:

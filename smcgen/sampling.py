@@ -70,7 +70,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         draft_temperature: default: the draft's own, `draft.at(temperature=)`, if it has one, else the first model's
             temperature / sum of positive exponents.
         leniency: s >= 1: a drafted token is kept with probability min(1, s * target / draft). 1 is lossless speculative
-            decoding, infinity (default) keeps all of them and leaves the rest to the weights.
+            decoding; infinity keeps all of them and leaves the rest to the weights: fastest, and far off where the draft
+            misses what the target wants. Default 2.
         chains: M, candidate continuations that each particle drafts (only with a finite leniency).
         mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle

@@ -96,7 +96,10 @@ def test_json_out_and_in(post, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("bad", ["{}", '{"format": "other"}', "{nonsense", "/nowhere/at/all.json", '{"format": "smcgen-posterior-1"}', "\0", 5, b"{}"])
+@pytest.mark.parametrize(
+    "bad",
+    ["{}", '{"format": "other"}', "{nonsense", "/nowhere/at/all.json", '{"format": "smcgen-posterior-1"}', "\0", 5, b"{}"],
+)
 def test_json_that_is_none(bad):
     with pytest.raises(sg.UsageError):
         sg.Posterior.from_json(bad)

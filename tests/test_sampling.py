@@ -233,7 +233,8 @@ def test_a_token_without_probability_kills_by_name():
     shut.table[:, :, :END] = -torch.inf
     blind.table[:, :, 1:] = -torch.inf
     with pytest.raises(sg.NoSurvivors, match="language models"):
-        sg.sample(sg.LM(shut), "ca", draft=sg.LM(blind), particles=4, max_tokens=3, seed=0)
+        sg.sample(sg.LM(shut), "ca", draft=sg.LM(blind), leniency=math.inf, particles=4, max_tokens=3, seed=0)
+    assert sg.sample(sg.LM(shut), "ca", draft=sg.LM(blind), particles=4, max_tokens=3, seed=0).text == ""
 
 
 def test_chi_square_is_of_the_living():

@@ -18,9 +18,7 @@ def short(text: str) -> float:
 
 def test_repr():
     target = lm.given("ab").at(temperature=0.7) ** 2 * small**0.5 * sg.regex("a+") * short**3
-    assert repr(target) == (
-        "LM('base').given('ab').at(temperature=0.7)**2 * LM('draft')**0.5 * regex('a+') * short**3"
-    )
+    assert repr(target) == ("LM('base').given('ab').at(temperature=0.7)**2 * LM('draft')**0.5 * regex('a+') * short**3")
     assert repr(sg.LM("some/model").quantized(4)) == "LM('some/model:int4')"
     assert len(repr(lm.given("x" * 1000))) < 80
 
