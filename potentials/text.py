@@ -39,9 +39,7 @@ def avoids(*what: Pattern) -> Regular:
     return Regular(_name("avoids", what), f"~({ANY} ({' | '.join(parts)}) {ANY})")
 
 
-def length(
-    min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens"
-) -> Potential:
+def length(min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens") -> Potential:
     """phi(text) = 1 if the text has from `min` to `max` (None: any number of) units, else 0.
 
     unit: "tokens", the end token not counted; "chars", code points; "words", as `text.split()` counts them; "lines",

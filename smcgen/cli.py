@@ -160,7 +160,7 @@ def sample(
         float | None,
         typer.Option(
             rich_help_panel=RUN,
-            help="Keep a drafted token with probability min(1, leniency * target / draft); 1: lossless, inf: keep all (default 2).",
+            help="Keep a drafted token with probability min(1, s * target / draft); 1: lossless, inf: keep all (default 2).",
         ),
     ] = None,
     chains: Annotated[

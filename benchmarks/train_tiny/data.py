@@ -179,16 +179,10 @@ def write_tokens(
     tokenizer = train_tokenizer(training[:150_000], vocab_size)
     tokenizer.save_pretrained(folder / "tokenizer")
     windows = pack(
-        [
-            ids
-            for start in range(0, len(training), 50_000)
-            for ids in encode(tokenizer, training[start : start + 50_000])
-        ]
+        [ids for start in range(0, len(training), 50_000) for ids in encode(tokenizer, training[start : start + 50_000])]
     )
     np.save(folder / "train.npy", windows)
-    (folder / "held_out.json").write_text(
-        json.dumps({kind: [list(text) for text in texts] for kind, texts in held.items()})
-    )
+    (folder / "held_out.json").write_text(json.dumps({kind: [list(text) for text in texts] for kind, texts in held.items()}))
     size = f"{len(windows)} windows, {windows.size / 1e6:.1f} M tokens"
     return f"{len(training)} documents, {size}, {len(tokenizer)} in the vocabulary"
 

@@ -58,9 +58,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, texts: list[Text]) -> list[li
     return encode(tokenizer, written)
 
 
-def perplexity(
-    model: Llama, tokenizer: PreTrainedTokenizerFast, held: dict[str, list[Text]]
-) -> dict[str, dict[str, float]]:
+def perplexity(model: Llama, tokenizer: PreTrainedTokenizerFast, held: dict[str, list[Text]]) -> dict[str, dict[str, float]]:
     """By kind: exp(mean negative log-likelihood per token) of answers; of plain texts, all tokens but the first."""
     found = {}
     for kind, texts in held.items():
@@ -91,9 +89,7 @@ def acceptance(base: Llama, draft: Llama, prompts: list[list[int]], answers: lis
 def prefixes(prompts: list[list[int]], answers: list[list[int]], seed: int) -> list[list[int]]:
     """Each prompt with a random share of the base model's own answer, which has not ended there."""
     rng = random.Random(seed)
-    return [
-        prompt + answer[: rng.randrange(len(answer))] for prompt, answer in zip(prompts, answers, strict=True) if answer
-    ]
+    return [prompt + answer[: rng.randrange(len(answer))] for prompt, answer in zip(prompts, answers, strict=True) if answer]
 
 
 def block_log_weights(
@@ -173,9 +169,7 @@ def accuracy(
     def answers(temperature: float, draws: int) -> tuple[list[list[int]], Tensor]:
         """Token ids of the answers and whether they are right, bool [examples, draws]."""
         repeated = [prompt for prompt in prompts for _ in range(draws)]
-        ids = generate(
-            base, repeated, max_tokens=max_tokens, end_ids=end_ids, generator=generator, temperature=temperature
-        )
+        ids = generate(base, repeated, max_tokens=max_tokens, end_ids=end_ids, generator=generator, temperature=temperature)
         texts = tokenizer.backend_tokenizer.decode_batch(ids)
         right = [tasks.correct(examples[i // draws], text) for i, text in enumerate(texts)]
         return ids, torch.tensor(right).view(-1, draws)

@@ -102,8 +102,7 @@ def read_gguf(path: str | Path) -> GGUF:
     alignment = metadata.get("general.alignment", 32)
     start = -(-cursor.at // alignment) * alignment
     tensors = {
-        name: _dequantise(data, kind, int(np.prod(shape)), start + offset).reshape(shape)
-        for name, shape, kind, offset in infos
+        name: _dequantise(data, kind, int(np.prod(shape)), start + offset).reshape(shape) for name, shape, kind, offset in infos
     }
     return GGUF(metadata, tensors)
 

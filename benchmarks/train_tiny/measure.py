@@ -69,9 +69,7 @@ def speeds(repeats: int, seed: int) -> dict[str, object]:
                 (f"smc_n{n}_k{k}", {"particles": n, "block": k, "draft": "tiny-draft"}) for n, k in SPEED_SETTINGS
             ]:
                 start = time.perf_counter()
-                post = sg.sample(
-                    lm, prompt, max_tokens=SPEED_TOKENS, seed=seed + turn, chat=False, progress=False, **options
-                )
+                post = sg.sample(lm, prompt, max_tokens=SPEED_TOKENS, seed=seed + turn, chat=False, progress=False, **options)
                 took = time.perf_counter() - start
                 if turn:  # the first turn warms up
                     timed.setdefault(label, []).append(len(post.sample.token_ids) / took)

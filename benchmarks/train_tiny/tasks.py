@@ -400,9 +400,7 @@ def training_example(rng: random.Random) -> Example:
     return rng.choices(generators, shares)[0](rng, False)
 
 
-def evaluation_set(
-    generators: tuple[Callable[[random.Random, bool], Example], ...], count: int, seed: int
-) -> list[Example]:
+def evaluation_set(generators: tuple[Callable[[random.Random, bool], Example], ...], count: int, seed: int) -> list[Example]:
     """`count` distinct held-out examples, the generators taking turns."""
     rng, seen, examples = random.Random(seed), set(), []
     while len(examples) < count:

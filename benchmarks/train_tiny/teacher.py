@@ -33,8 +33,7 @@ ANSWER_EXAMPLES = [
     ("What is a kettle used for?", "A kettle is used to boil water. People often use it to make tea or coffee."),
     (
         "Why do leaves fall in autumn?",
-        "In autumn there is less light and it gets cold. Trees drop their leaves to save water and energy for the "
-        "winter.",
+        "In autumn there is less light and it gets cold. Trees drop their leaves to save water and energy for the winter.",
     ),
     (
         "How do I peel an orange?",
@@ -52,8 +51,7 @@ ANSWER_EXAMPLES = [
     ("Why should I wear a helmet?", "A helmet protects your head if you fall. Wear it every time you ride a bike."),
     (
         "Describe a beach in two sentences.",
-        "The sand is warm, and the waves roll in one after another. Children build castles while the gulls cry "
-        "above them.",
+        "The sand is warm, and the waves roll in one after another. Children build castles while the gulls cry above them.",
     ),
     (
         "Where do squirrels live?",
@@ -133,9 +131,7 @@ def question(rng: random.Random) -> str:
         animal = rng.choice(words.ANIMALS)
         plural = {"mouse": "mice", "sheep": "sheep", "fish": "fish", "fox": "foxes", "wolf": "wolves"}
         many = plural.get(animal, animal[:-1] + "ies" if animal.endswith("ly") or animal == "donkey" else animal + "s")
-        form = rng.choice(
-            ["What do {} eat?", "Where do {} live?", "Tell me one fact about {}.", "Why do people like {}?"]
-        )
+        form = rng.choice(["What do {} eat?", "Where do {} live?", "Tell me one fact about {}.", "Why do people like {}?"])
         return form.format("donkeys" if animal == "donkey" else many)
     if family < 10:
         form = rng.choice(["How do I {}?", "How can I {}?", "Give me one tip to {}.", "What do I need to {}?"])
@@ -185,9 +181,7 @@ def acceptable(text: str, kind: str) -> bool:
         return False
     if re.search(r"[<>\[\]{}|*#_\\/@]|http|language model|\bAI\b|assistant|SmolLM|as an|I'm sorry|I cannot", text):
         return False
-    if re.search(
-        r"\b(kill|blood|gun|drug|alcohol|wine|beer|sex|nude|die|dead|death|murder|suicide|hell)", text.lower()
-    ):
+    if re.search(r"\b(kill|blood|gun|drug|alcohol|wine|beer|sex|nude|die|dead|death|murder|suicide|hell)", text.lower()):
         return False
     tokens = re.findall(r"[a-z']+", text.lower())
     low, high = LENGTHS[kind]

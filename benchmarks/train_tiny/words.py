@@ -97,15 +97,11 @@ ACTIVITIES = [
     remember names; study for a test; do my homework; be a good friend; calm down; stop a nosebleed;
     treat a small cut; choose a book; set the table; cook pasta; peel a potato; keep food fresh; cut an onion;
     make lemonade; make soup;
-    get to school on time; prepare for a trip; use a map; cross a street; share with others; thank a teacher""".split(
-        ";"
-    )
+    get to school on time; prepare for a trip; use a map; cross a street; share with others; thank a teacher""".split(";")
 ]
 LISTS: dict[str, list[str]] = {
     "fruits": split_words("apple banana pear plum cherry grape peach orange lemon mango kiwi melon strawberry apricot"),
-    "vegetables": split_words(
-        "carrot potato onion tomato pea bean cabbage spinach cucumber pumpkin leek radish pepper"
-    ),
+    "vegetables": split_words("carrot potato onion tomato pea bean cabbage spinach cucumber pumpkin leek radish pepper"),
     "animals": split_words("cat dog horse cow sheep lion tiger bear rabbit fox wolf elephant monkey goat"),
     "birds": split_words("owl duck hen sparrow crow swan eagle parrot penguin robin goose pigeon"),
     "colours": split_words("red blue green yellow orange purple white black brown pink grey"),
