@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smcgen.drafts.bandits import POLICIES
 from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
@@ -43,6 +44,9 @@ class Plan:
     chains: int
     mode: str
     candidates: int | None
+    rivals: tuple[LM, ...]
+    policy: str
+    draft_costs: tuple[float, ...]
 
     @property
     def rows(self) -> int:
@@ -90,6 +94,9 @@ class Plan:
             "deterministic": self.deterministic,
             "plain": self.plain,
             "mode": self.mode,
+            "rivals": [draft.name for draft in self.rivals],
+            "policy": self.policy if self.rivals else None,
+            "draft_costs": list(self.draft_costs) or None,
             "leniency": self.leniency if math.isfinite(self.leniency) else None,
             "chains": self.chains,
             "candidates": self.candidates,
@@ -98,7 +105,7 @@ class Plan:
 
 def make_plan(
     target: Factor,
-    draft: LM | str | None,
+    draft: LM | str | Sequence[LM | str] | None,
     particles: int | None,
     block: int | None,
     max_tokens: int,
@@ -115,6 +122,8 @@ def make_plan(
     chains: int,
     mode: str,
     candidates: int | None,
+    policy: str,
+    draft_costs: Sequence[float] | None,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -142,6 +151,11 @@ def make_plan(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
             raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
+    rivals: tuple[LM, ...] = ()
+    if isinstance(draft, Sequence) and not isinstance(draft, str):
+        draft, rivals = _rivals(draft, leniency, policy, draft_costs)
+    elif draft_costs is not None:
+        raise UsageError("draft_costs has no effect without several drafts: leave it out")
     leniency = _check_leniency(leniency, chains, draft is None, mode)
     if particles * chains > MAX_SLOTS // 2:
         raise UsageError(f"particles={particles} times chains={chains}: give at most {MAX_SLOTS // 2} together")
@@ -197,7 +211,26 @@ def make_plan(
     return Plan(
         target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
+        rivals, policy, tuple(draft_costs or [0.0] * (len(rivals) + 1)) if rivals else (),
     )  # fmt: skip
+
+
+def _rivals(
+    drafts: Sequence[LM | str], leniency: float | None, policy: str, costs: Sequence[float] | None
+) -> tuple[LM, tuple[LM, ...]]:
+    """The first of several drafts, and the others."""
+    if not drafts or not all(isinstance(draft, LM | str) for draft in drafts):
+        raise UsageError(f"draft={drafts!r}: give LMs or names of models, at least one")
+    first, *others = (LM(draft) if isinstance(draft, str) else draft for draft in drafts)
+    if others and leniency == math.inf:
+        raise UsageError("several drafts need mode='exact' or a finite leniency: what is accepted tells them apart")
+    if any((d.temperature, d.truncation, d.prompt) != (first.temperature, first.truncation, first.prompt) for d in others):
+        raise UsageError("several drafts must share their temperature, truncation and prompt: use draft_temperature")
+    if policy not in POLICIES:
+        raise UsageError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
+    if costs is not None and (len(costs) != len(drafts) or not all(_is_number(c) and 0 <= c < math.inf for c in costs)):
+        raise UsageError(f"draft_costs={costs!r}: give a number for each draft, the cost of a token in forwards of the target")
+    return first, tuple(others)
 
 
 def _is_number(value: Any) -> bool:

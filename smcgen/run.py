@@ -7,12 +7,13 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from smcgen.drafts.bandits import POLICIES
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
@@ -24,6 +25,7 @@ from smcgen.proposals.base import World
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.rejection import RejectionProposal
+from smcgen.proposals.rivals import RivalProposal, Rivals
 from smcgen.proposals.target import TargetProposal
 from smcgen.record import ITEM_FIELDS, Record, Round
 from smcgen.smc.ending import Ending, cut_at_stop, stop_table
@@ -50,6 +52,9 @@ def run(
         _same_vocabulary(base, other)
     if draft is not None:
         _same_vocabulary(base, draft, ends=False)  # where a sample ends is the target's affair
+    rivals = [rival.load() for rival in plan.rivals]
+    for rival in rivals:
+        _same_vocabulary(base, rival, ends=False)
     potentials = [_bind(potential, vocabulary, plan.stop, base.device) for potential, _ in plan.target.potentials]
 
     shown, encoded = _encode(lms, models, prompts, chat)
@@ -60,7 +65,7 @@ def run(
     width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
     shape = (width, plan.particles)
     longest = max(len(ids) for factor in [*encoded, for_draft] for ids in factor)
-    for model in [*models, *([draft] if draft else [])]:
+    for model in [*models, *([draft] if draft else []), *rivals]:
         if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
             raise UsageError(
                 f"{model.name!r} reads at most {model.max_tokens} tokens: a prompt of {longest} and max_tokens="
@@ -72,7 +77,11 @@ def run(
         proposal = TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
     else:
         reader = Reader(draft, (1, width, plan.rows), *room)
-        if plan.leniency == math.inf:
+        if rivals:
+            readers = Rivals([reader, *(Reader(rival, (1, width, plan.rows), *room) for rival in rivals)])
+            make = POLICIES[plan.policy]
+            proposal = RivalProposal(readers, plan.block, *plan.draft_law, plan.leniency, plan.chains, plan.draft_costs, make)
+        elif plan.leniency == math.inf:
             proposal = DraftProposal(reader, plan.block, *plan.draft_law)
         else:
             proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
@@ -90,14 +99,16 @@ def run(
     batch = Batch(plan, world, algorithm, shown, encoded, for_draft, keys, shape)
     with torch.inference_mode(), _one_thread(plan.deterministic):
         batch.run(progress)
-    readers = scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
     record = batch.record(text_of, vocabulary.tokens.__getitem__)
     record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
+    drafts = [*([draft] if draft else []), *rivals]
+    if isinstance(proposal, RivalProposal):
+        record.info["draft_rounds"] = proposal.rounds.tolist()
     record.info.update(
         seconds=time.perf_counter() - began,
         potential_seconds=world.potentials.seconds,
-        models=[reader.lm.name for reader in readers],
-        ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *([draft] if draft else [])]},
+        models=[reader.lm.name for reader in scorer.readers] + [model.name for model in drafts],
+        ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
     )
     return record
 
@@ -201,9 +212,9 @@ class Batch:
         self.log_evidence[items] = self.history[-1].log_evidence[groups]
         self.place[items, 2] = len(self.history)
 
-    def _readers(self) -> list[Reader]:
+    def _readers(self) -> Sequence[Reader | Rivals]:
         proposal = self.algorithm.proposal
-        return self.world.scorer.readers + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
+        return [*self.world.scorer.readers] + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
 
     def record(self, text_of: Any, piece_of: Callable[[int], bytes]) -> Record:
         """The results of all items."""

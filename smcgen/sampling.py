@@ -27,7 +27,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     target: Factor,
     prompt: Any = None,
     *,
-    draft: LM | str | None = None,
+    draft: LM | str | Sequence[LM | str] | None = None,
     particles: int | None = None,
     block: int | None = None,
     max_tokens: int = 128,
@@ -42,6 +42,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     leniency: float | None = None,
     chains: int = 1,
     mode: str = "smc",
+    policy: str = "restarting",
+    draft_costs: Sequence[float] | None = None,
     candidates: int | None = None,
     chat: bool | None = None,
     groups: int | None = None,
@@ -56,7 +58,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         prompt: text, chat messages (list of dicts) or token ids (list of ints); a list of these runs many prompts at once and
             returns `Posteriors`. None if every language model has its own (`lm.given`).
         draft: a model with the same tokenizer that proposes blocks; without it the target proposes token by token. It reads
-            the first model's prompt, or its own (`draft.given`).
+            the first model's prompt, or its own (`draft.given`). Of a list of drafts (with mode="exact" or a finite
+            leniency) a policy chooses one for each round; `info["draft_rounds"]` counts how often, in their order.
         particles: N of each group (default 8).
         block: K, tokens drafted per round (default 4; only with a draft).
         max_tokens: budget of generated tokens, the end token included.
@@ -74,6 +77,9 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             misses what the target wants. Default 2.
         chains: M, candidate continuations that each particle drafts (only with a finite leniency).
         mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
+        policy: chooses among several drafts: restarting, ucb-tuned, ucb1, thompson, sliding-ucb or fixed (the first).
+        draft_costs: of several drafts, what a token of each costs in forwards of the target, measured beforehand; default:
+            nothing, so that the most accepted draft wins.
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
@@ -91,7 +97,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     """
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic, leniency, chains, mode, candidates,
+        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs,
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]

@@ -135,7 +135,7 @@ def test_acceptance_is_the_overlap_of_the_two_laws():
     post = sg.sample(LM, "ca", draft=SMALL, mode="exact", max_tokens=TOKENS, runs=50, seed=1)
     assert 0 < post.acceptance < 1
     assert 1 < post.tokens_per_round <= 3
-    assert sg.sample(LM, "ca", draft=SMALL, max_tokens=TOKENS).acceptance is None
+    assert sg.sample(LM, "ca", draft=SMALL, leniency=math.inf, max_tokens=TOKENS).acceptance is None
 
 
 @pytest.mark.parametrize("block", [1, 3, 4])
@@ -345,8 +345,8 @@ def short(text: str) -> float:
         (LM, {"mode": "smc", "leniency": 0.5}, "from 1"),
         (LM, {"mode": "smc", "leniency": float("nan")}, "from 1"),
         (LM, {"mode": "smc", "leniency": 2.0, "draft": None}, "without a draft"),
-        (LM, {"mode": "smc", "chains": 2}, "finite leniency"),
-        (LM, {"mode": "smc", "draft": SMALL.at(top_k=2)}, "leaves out tokens"),
+        (LM, {"mode": "smc", "leniency": math.inf, "chains": 2}, "finite leniency"),
+        (LM, {"mode": "smc", "leniency": math.inf, "draft": SMALL.at(top_k=2)}, "leaves out tokens"),
         (LM.at(temperature=0), {"mode": "smc"}, "greedy"),
         (LM / SMALL.at(top_k=2) ** 0.5, {"mode": "smc"}, "negative exponent"),
     ],

@@ -79,7 +79,7 @@ class DraftProposal:
         """Commits up to `limit` [G, R] tokens from the draft, one a step."""
         tokens, unread = self.reader.unread(particles.tokens, particles.length, 2)
         logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
-        row = (unread - 1).clamp(0, 1)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
+        row = (unread - 1).clamp(min=0)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
         logits = logits.gather(-2, row)[0, :, :, 0]
         token = particles.length  # any int64 [G, N]; replaced by the first draw
         for k in range(self.drafted):
