@@ -20,7 +20,7 @@ pytestmark = [
 ]
 RUNS = 15
 WS = "%import common.WS\n%ignore WS\n"
-WORD = "WORD: /[a-z]+/\n"
+WORD = "WORD: /[a-z]{1,8}/\n"
 
 # Name: prompt, grammar.
 GRAMMARS = {
@@ -52,7 +52,7 @@ GRAMMARS = {
     "ambiguous": ("Say something about fruit.", 'start: noun " " verb " " noun\nnoun: WORD [" " WORD]\nverb: WORD\n' + WORD),
     "dialogue": (
         "Write a dialogue of two lines.",
-        'start: said said\nsaid: ("A: " | "B: ") WORD (" " WORD)* /[.?!]/ "\\n"\n' + WORD,
+        'start: said said\nsaid: ("A: " | "B: ") WORD (" " WORD)~1..4 /[.?!]/ "\\n"\n' + WORD,
     ),
     "markup": ("Write a short heading in HTML.", 'start: "<h1>" WORD (" " WORD)* "</h1>"\n' + WORD),
     "balanced": ("Write brackets.", 'start: pair+\npair: "(" pair* ")" | "[" pair* "]"\n'),
