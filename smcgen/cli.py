@@ -192,6 +192,10 @@ def sample(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", rich_help_panel=OUTPUT, help="Write JSON lines to this file.")
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--plot", rich_help_panel=OUTPUT, help="Draw the run into this file (.png, .pdf, .svg); one sample only."),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", rich_help_panel=OUTPUT, help="Exit with code 4 if the budget cut a text.")
     ] = False,
@@ -204,6 +208,12 @@ def sample(
     if samples < 1:
         raise UsageError(f"--samples {samples}: give at least 1")
     prompts = read_prompts(prompt, prompt_file)
+    if picture is not None:
+        from smcgen.plots import check_plot
+
+        if len(prompts) * samples > 1:
+            raise UsageError(f"--plot draws one result, not {len(prompts) * samples}: give one prompt, and no --samples")
+        check_plot(picture)
     with ExitStack() as stack:
         stream = stack.enter_context(writer(output)) if as_json or output is not None else None
         import smcgen as sg
@@ -252,6 +262,8 @@ def sample(
             deterministic=deterministic,
             progress=False if quiet else None,
         )
+        if picture is not None:
+            posteriors[0].plot(picture)
         code = _report(posteriors, seed, stream, note, strict)
     if code:
         raise typer.Exit(code)

@@ -40,6 +40,18 @@ def genlm_record(rounds: list[Round], piece_of: Callable[[int], bytes]) -> list[
             written[n] += len(added)
         steps.append({"step": number, "mode": mode, **({"ancestors": ancestors} if ancestors else {}), "particles": particles})
         before, ancestors = weights, r.ancestors if r.resampled else None
+    if ancestors is not None:  # the last round ended with copies of what had ended before
+        evidence = rounds[-1].log_evidence
+        particles = [
+            {
+                "keep": written[a],
+                "contents_incr": "",
+                "logweight": _number(evidence),
+                "weight_incr": _number(evidence - before[a]),
+            }
+            for a in ancestors
+        ]
+        steps.append({"step": len(steps) + 1, "mode": "resample", "ancestors": ancestors, "particles": particles})
     return steps
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,13 @@ from smcgen.advice import advise
 from smcgen.diagnostics import Diagnostics, diagnose
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.genlm_record import genlm_record
+from smcgen.html import to_html
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
 from smcgen.smc.keys import MAX_SLOTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Row(NamedTuple):
@@ -217,6 +221,10 @@ class Posterior:
         self._survived()
         return float(sum(w * function(t) for t, w in zip(self._texts, self._weights, strict=True) if w > 0))
 
+    def piece(self, token: int) -> bytes:
+        """What a token that some particle drew adds to the text: its bytes, none for an end token."""
+        return self._record.piece_of(token)
+
     # --- diagnostics ----------------------------------------------------------------------------------------------
 
     def diagnostics(self) -> Diagnostics:
@@ -227,6 +235,13 @@ class Posterior:
     def advice(self) -> list[str]:
         """What this run lacks and what would help, in plain words; empty if nothing stands out."""
         return advise(self.diagnostics(), self.settings)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """ESS and evidence by round, genealogy, weights, texts and tokens on one page, written to `path` (.png, .pdf, .svg) if
+        one is given. Needs matplotlib (the extra `plots`); `smcgen.plots` has each picture by itself."""
+        from smcgen.plots import plot
+
+        return plot(self, path)
 
     @property
     def rounds(self) -> list[list[Round]]:
@@ -346,6 +361,9 @@ class Posterior:
     def from_json(cls, source: str | Path) -> Posterior:
         """The posterior written by `to_json`: a path or the JSON text itself. Raises UsageError if it is something else."""
         return cls(record_from_dict(read_json(source)), 0)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
     def __repr__(self) -> str:
         if self.failed:

@@ -246,6 +246,9 @@ def test_check(run, model, tmp_path):
         (["--prompt-file", "none.txt"], 2, "none.txt"),
         (["-o", "no/folder/out.jsonl"], 2, "cannot be written"),
         (["-o", "."], 2, "cannot be written"),
+        (["--plot", "run.jpeg"], 2, ".png, .pdf, .svg"),
+        (["--plot", "no/folder/run.png"], 2, "no folder"),
+        (["--plot", "run.png", "--samples", "2"], 2, "one result"),
         (["-d", "int9"], 2, "int8, int6"),
         (["--potential", "exits.py:f"], 2, "SystemExit"),
         (["--prompt-file", "types.jsonl"], 2, "line 2"),
@@ -285,3 +288,9 @@ def test_empty_prompt(run, model):
     done = run("sample", "", "-m", model, "--max-tokens", "3", "-q")
     assert done.returncode == 2
     assert "empty prompt" in done.stderr.lower()
+
+
+def test_plot(run, model, tmp_path):
+    done = run("sample", "ab", "-m", model, "--max-tokens", "6", "--seed", "1", "-q", "--plot", "run.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

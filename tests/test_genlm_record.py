@@ -63,6 +63,16 @@ def test_record(options, tmp_path):
         before = weights
 
 
+def test_copies_made_in_the_last_round_are_a_step():
+    post = sg.sample(LM**2, "ca", draft=SMALL, block=1, particles=8, max_tokens=T, seed=1, leniency=math.inf)
+    assert post.rounds[0][-1].resampled
+    steps = json.loads(post.to_genlm_json())
+    assert len(steps) == len(post.rounds[0]) + 1
+    for viewer in ("genlm", "llamppl"):
+        assert [t.replace("|", "").removesuffix("EOS") for t in rebuilt(steps, viewer)[-1]] == [s.text for s in post.particles]
+    assert {float(p["logweight"]) for p in steps[-1]["particles"]} == {post.log_evidence}
+
+
 def test_only_a_run_that_exists():
     post = sg.sample(LM, "ca", particles=4, max_tokens=T, seed=5)
     assert json.loads(post.to_genlm_json()) == json.loads(sg.Posterior.from_json(post.to_json()).to_genlm_json())
