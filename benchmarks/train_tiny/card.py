@@ -39,6 +39,7 @@ SETS = {
 }
 METHODS = ["greedy", "temperature_1", "temperature_0.5", "temperature_0.25", "best_of_8", "best_of_16", "best_of_32"]
 METHODS += [f"power_{alpha}_of_{count}" for alpha in (2, 4) for count in (8, 16, 32)]
+METHODS += [f"power_2_of_{count}_leniency_2" for count in (8, 16)]
 
 
 def with_error(entry: dict[str, float] | None, digits: int = 3) -> str:
@@ -54,7 +55,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def method_name(method: str) -> str:
     kind, *rest = method.split("_")
     if kind == "power":
-        return f"power sampling, exponent {rest[0]}, N = {rest[2]}"
+        kept = f", leniency {rest[4]}" if len(rest) > 3 else ""
+        return f"power sampling, exponent {rest[0]}, N = {rest[2]}{kept}"
     if kind == "best":
         return f"likeliest of {rest[1]} draws"
     return f"temperature {rest[0]}" if rest else "greedy"
@@ -125,7 +127,8 @@ def card(training: dict[str, Any], engine: dict[str, Any]) -> str:
     items = accuracy["arithmetic"]["items"]
     power_items = next((engine[name]["items"] for name in SETS if name in engine), None)
     power_text = (
-        f"Power sampling: the first {power_items} of them, block {BLOCK}, the draft as proposal, one draw by weight."
+        f"Power sampling: the first {power_items} of them, block {BLOCK}, the draft as proposal, one draw by weight; "
+        "every drafted token kept unless a leniency is named (the default of `sample` is 2)."
         if power_items
         else "Power sampling has not been measured yet."
     )

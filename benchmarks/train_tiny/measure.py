@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import time
@@ -36,7 +37,7 @@ def share_right(examples: list[tasks.Example], texts: list[str]) -> dict[str, fl
 
 
 def power_accuracy(
-    name: str, items: int, seed: int, alphas: list[int], counts: list[int]
+    name: str, items: int, seed: int, alphas: list[int], counts: list[int], leniency: float
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Accuracy of one draw for every exponent and number of particles on the first `items` of an evaluation set."""
     generators, max_tokens = tasks.EVALUATION[name]
@@ -51,13 +52,15 @@ def power_accuracy(
                 draft="tiny-draft",
                 particles=particles,
                 block=BLOCK,
+                leniency=leniency,
                 max_tokens=max_tokens,
                 seed=seed,
                 chat=True,
                 progress=False,
             )
             found = share_right(examples, [post.text for post in posts])
-            yield f"power_{alpha}_of_{particles}", found | {"seconds": time.perf_counter() - start}
+            kept = "" if math.isinf(leniency) else f"_leniency_{leniency:g}"
+            yield f"power_{alpha}_of_{particles}{kept}", found | {"seconds": time.perf_counter() - start}
 
 
 def speeds(repeats: int, seed: int) -> dict[str, object]:
@@ -66,7 +69,8 @@ def speeds(repeats: int, seed: int) -> dict[str, object]:
     for turn in range(repeats + 1):
         for prompt in SPEED_PROMPTS:
             for label, options in [("plain", {"particles": 1})] + [
-                (f"smc_n{n}_k{k}", {"particles": n, "block": k, "draft": "tiny-draft"}) for n, k in SPEED_SETTINGS
+                (f"smc_n{n}_k{k}", {"particles": n, "block": k, "draft": "tiny-draft", "leniency": math.inf})
+                for n, k in SPEED_SETTINGS
             ]:
                 start = time.perf_counter()
                 post = sg.sample(lm, prompt, max_tokens=SPEED_TOKENS, seed=seed + turn, chat=False, progress=False, **options)
@@ -87,6 +91,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["speed", "arithmetic", "json"])
     parser.add_argument("--alphas", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--particles", nargs="+", type=int, default=[8, 16, 32])
+    parser.add_argument("--leniency", type=float, default=math.inf, help="of power sampling")
     parser.add_argument("--out", required=True, help="JSON file; parts measured by other runs stay in it")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -106,7 +111,9 @@ def main() -> None:
             write(part, speeds(options.repeats, options.seed))
             continue
         write(part, {"items": options.items, "block": BLOCK})
-        for label, facts in power_accuracy(part, options.items, options.seed, options.alphas, options.particles):
+        for label, facts in power_accuracy(
+            part, options.items, options.seed, options.alphas, options.particles, options.leniency
+        ):
             write(part, {label: facts})
 
 
