@@ -68,10 +68,9 @@ def speeds(repeats: int, seed: int) -> dict[str, object]:
     lm, timed = sg.LM("tiny"), {}
     for turn in range(repeats + 1):
         for prompt in SPEED_PROMPTS:
-            for label, options in [("plain", {"particles": 1})] + [
-                (f"smc_n{n}_k{k}", {"particles": n, "block": k, "draft": "tiny-draft", "leniency": math.inf})
-                for n, k in SPEED_SETTINGS
-            ]:
+            drafted = {"draft": "tiny-draft", "leniency": math.inf}
+            settings = {f"smc_n{n}_k{k}": {"particles": n, "block": k, **drafted} for n, k in SPEED_SETTINGS}
+            for label, options in {"plain": {"particles": 1}, **settings}.items():
                 start = time.perf_counter()
                 post = sg.sample(lm, prompt, max_tokens=SPEED_TOKENS, seed=seed + turn, chat=False, progress=False, **options)
                 took = time.perf_counter() - start
@@ -111,7 +110,8 @@ def main() -> None:
             write(part, speeds(options.repeats, options.seed))
             continue
         write(part, {"items": options.items, "block": BLOCK})
-        for label, facts in power_accuracy(
+        grid = options.alphas, options.particles, options.leniency
+        for label, facts in power_accuracy(part, options.items, options.seed, *grid):
             part, options.items, options.seed, options.alphas, options.particles, options.leniency
         ):
             write(part, {label: facts})
