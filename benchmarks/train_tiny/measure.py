@@ -112,8 +112,6 @@ def main() -> None:
         write(part, {"items": options.items, "block": BLOCK})
         grid = options.alphas, options.particles, options.leniency
         for label, facts in power_accuracy(part, options.items, options.seed, *grid):
-            part, options.items, options.seed, options.alphas, options.particles, options.leniency
-        ):
             write(part, {label: facts})
 
 
