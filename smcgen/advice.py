@@ -67,14 +67,13 @@ def low_ess(d: Diagnostics, settings: dict[str, Any]) -> str | None:
 
 
 def heavy_tail(d: Diagnostics, settings: dict[str, Any]) -> str | None:
-    limit = min(1 - 1 / math.log10(max(d.particles * d.runs, 11)), 0.7)
-    rounds = [t for t, k in enumerate(d.pareto_k) if k is not None and k > limit]
+    rounds = [t for t, k in enumerate(d.pareto_k) if k is not None and k > 0.7]
     if not rounds:
         return None
     worst = max(k for k in d.pareto_k if k is not None)
     return (
-        f"The weights of {len(rounds)} of {len(d.pareto_k)} rounds have a heavy tail (Pareto k up to {worst:.2f}, the limit is "
-        f"{limit:.2f}): do not rely on the evidence and its error; more particles, or a proposal nearer to the target."
+        f"The weights of {len(rounds)} of {len(d.pareto_k)} rounds have a heavy tail (Pareto k up to {worst:.2f}, 0.7 is "
+        "the limit): do not rely on the evidence and its error; more particles, or a proposal nearer to the target."
     )
 
 

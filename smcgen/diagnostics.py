@@ -178,7 +178,7 @@ def _pareto_by_round(rounds: list[list[Round]]) -> list[float | None]:
 def pareto_k(weights: np.ndarray) -> float | None:
     """k-hat, the shape of a generalised Pareto law fitted to the largest weights; None for fewer than 21, or if they are equal.
 
-    Above min(1 - 1 / log10(S), 0.7) a mean over S weights is not to be relied on: Vehtari, Simpson, Gelman, Yao & Gabry,
+    Above 0.7 a mean over the weights is not to be relied on, however many there are: Vehtari, Simpson, Gelman, Yao & Gabry,
     "Pareto smoothed importance sampling" (2024), with their weak prior towards 0.5 that stands for ten weights."""
     tail = math.ceil(min(0.2 * len(weights), 3 * math.sqrt(len(weights))))
     if tail < 5:

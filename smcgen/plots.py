@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def genealogy(post: Posterior, ax: Axes | None = None, run: int | None = None) -
     width = 14.0
     ax = ax or _axes(width, _tree_height(n) + 0.9)
     last = len(rounds)
-    column = 0.84 * width / (last * 1.12)  # inches a round
+    column = 0.93 * width / (last * 1.12)  # inches a round
     size = 8 if n <= 24 else 6.5 if n <= 40 else 5
     tree = branches(rounds, weights, post.piece)
     lowest = max(b.y for b in tree)
@@ -163,7 +164,10 @@ def text_bars(post: Posterior, ax: Axes | None = None, most: int = 8) -> Axes:
     """Probabilities of the likeliest texts; what is left is one bar."""
     ax = ax or _axes(7, 2.8)
     rows = post.table()
-    labels, values = [printable(row.text, 76) or "(empty)" for row in rows[:most]], [row.probability for row in rows[:most]]
+    common = len(commonprefix([row.text for row in rows[:most]])) if len(rows) > 1 else 0  # noqa: RUF071 characters are meant
+    skipped = max(common - 8, 0) if common > 24 else 0  # of what all begin with
+    labels = [printable("…" * bool(skipped) + row.text[skipped:], 76) or "(empty)" for row in rows[:most]]
+    values = [row.probability for row in rows[:most]]
     if len(rows) > most:
         labels.append(f"{len(rows) - most} others")
         values.append(sum(row.probability for row in rows[most:]))
