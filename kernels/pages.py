@@ -13,6 +13,8 @@ Nothing here waits for the device, and shapes depend on shapes only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -33,7 +35,7 @@ def used(table: torch.Tensor, length: torch.Tensor, page: int, pages: int) -> to
 
 
 def grow(
-    table: torch.Tensor, length: torch.Tensor, counts: torch.Tensor, page: int, pages: int
+    table: torch.Tensor, length: torch.Tensor, counts: torch.Tensor, page: int, pages: int, short: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Makes room for `counts` more tokens in each row: `table` is changed in place, `length` is not.
 
@@ -44,11 +46,16 @@ def grow(
     Args:
         counts: int64 [rows], at least 0.
         page: tokens in a page.  pages: pages in the pool, scratch included.
+        short: bool [], changed in place if given: once True it stays so.
 
     Returns:
         source, target: int64 [rows], the page to copy and where to (0 and 0 for rows that need no copy).
         short: bool [], True if a row ran out of columns or the pool out of pages; then the table is not to be used.
     """
+    if table.is_cuda:
+        from smcgen.kernels.gpu import pages as gpu
+
+        return gpu.grow(table, length, counts, page, pages, short)
     rows, columns = table.shape
     row = torch.arange(rows, device=table.device)
     column = torch.arange(columns, device=table.device)
@@ -74,7 +81,8 @@ def grow(
     order.scatter_(0, place, torch.arange(pages, device=table.device))
     order[pages:].zero_()
     fresh = order[rank.clamp(0, pages)].view(rows, columns)
-    short = (need.sum() > free.sum()) | ((length + counts) > columns * page).any()
+    ran_out = (need.sum() > free.sum()) | ((length + counts) > columns * page).any()
+    short = ran_out if short is None else short.logical_or_(ran_out)
 
     table.copy_(torch.where(need, fresh, table))
     target = torch.where(copied, table.gather(1, tail)[:, 0], 0)
@@ -82,8 +90,21 @@ def grow(
 
 
 def copy_pages(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """pool[:, target[r]] = pool[:, source[r]] for [layers, pages, ...] and int64 [rows]; 0 to 0 where nothing is due."""
-    if not pool.is_cuda:  # on a CPU it costs nothing to look first, and copying scratch onto itself does
-        due = target > 0
-        source, target = source[due], target[due]
-    pool[:, target] = pool[:, source]
+    """pool[:, target[r]] = pool[:, source[r]] for [layers, pages, ...] and int64 [rows]; where target is 0 nothing is due."""
+    copy_pools([pool], [source], [target])
+
+
+def copy_pools(pools: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """`copy_pages` for up to four pools together, the keys and values of two models, each with its own source and target.
+
+    Args:
+        pools: [layers, pages, heads, page, dim], contiguous; all numbers may differ from pool to pool.
+        sources, targets: int64 [rows], as `grow` returns them. No target may be another row's source.
+    """
+    if pools[0].is_cuda:
+        from smcgen.kernels.gpu import pages as gpu
+
+        return gpu.copy_pools(pools, sources, targets)
+    for pool, source, target in zip(pools, sources, targets, strict=True):
+        due = target > 0  # on a CPU it costs nothing to look first, and copying scratch onto itself does
+        pool[:, target[due]] = pool[:, source[due]]
