@@ -6,7 +6,9 @@ Each function draws into the matplotlib Axes that it is given, or into a figure 
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
+from functools import cache
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,9 +254,21 @@ def _tint(colour: str, share: float) -> tuple[float, ...]:
 
 def _figure(width: float, height: float) -> Figure:
     check_plot(None)
+    return _page()(figsize=(width, height), layout="constrained")
+
+
+@cache
+def _page() -> type[Figure]:
+    """A Figure that notebooks show, whether or not pyplot has been imported (which is what teaches them otherwise)."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Page(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=90)
+            return picture.getvalue()
+
+    return Page
 
 
 def _axes(width: float, height: float) -> Axes:

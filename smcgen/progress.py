@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from typing import Any
@@ -15,12 +16,13 @@ class Progress:
     Args:
         label: what is being done.
         total: of the units that `update` counts.
-        show: True or False; None shows it on a terminal and in notebooks.
+        show: True or False; None shows it on a terminal, and in notebooks that can draw one (ipywidgets).
     """
 
     def __init__(self, label: str, total: int, show: bool | None = None):
         self.label, self.total = label, total
-        self.show = (sys.stderr.isatty() or "ipykernel" in sys.modules) if show is None else show
+        drawable = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
+        self.show = (sys.stderr.isatty() or drawable) if show is None else show
         self.began = time.monotonic()
         self.bar: Any = None
 

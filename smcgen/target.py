@@ -8,6 +8,7 @@ A `Target` is a flat, immutable product of factors with exponents. Nothing is lo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -118,7 +119,9 @@ class Handle:
         if isinstance(self.spec, LanguageModel):
             return self.spec
         if self.loaded is None:
-            from smcgen.lm.load import load, quantized  # imports transformers
+            with warnings.catch_warnings():  # tqdm asks for notebook widgets that nothing here uses
+                warnings.filterwarnings("ignore", message="IProgress not found")
+                from smcgen.lm.load import load, quantized  # imports transformers
 
             if self.source is not None:
                 assert self.bits is not None
