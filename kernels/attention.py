@@ -20,6 +20,7 @@ def paged_attention(
     scale: float,
     *,
     columns: int | None = None,
+    shared: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
@@ -31,13 +32,19 @@ def paged_attention(
         keys, values: one layer of the pool, [pages, kv_heads, page, dim] (values may have another dim).
         table: int64 [rows, columns], the pages of each row in order.
         length: int64 [rows], tokens before the new ones.
-        columns: how many columns of the table to read, if fewer are known to suffice.
+        columns: how many columns of the table to read, if fewer are known to suffice (on a GPU the lengths say it).
+        shared: int [groups], how many leading pages the rows of a group name alike and have all filled, or None. On a GPU they
+            are read once for the group; the result does not depend on it beyond rounding.
         window: only the last `window` positions, the token's own included, are seen.
         sinks: [heads], or None.
 
     Returns:
         [rows, T, heads, dim of values] in the dtype of `query`; computed in float32.
     """
+    if query.is_cuda:
+        from smcgen.kernels.gpu import attention as gpu
+
+        return gpu.attend(query, keys, values, table, length, scale, shared=shared, window=window, softcap=softcap, sinks=sinks)
     rows, heads, steps, dim = query.shape
     kv_heads, page = keys.shape[1:3]
     table = table[:, :columns]
@@ -65,3 +72,70 @@ def paged_attention(
         weight = torch.cat([score, sink], -1).softmax(-1)[..., :-1]
     out = weight.reshape(rows, kv_heads, -1, span) @ v
     return out.view(rows, heads, steps, -1).transpose(1, 2).to(query.dtype)
+
+
+def write(
+    query: torch.Tensor | None,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    length: torch.Tensor,
+    counts: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+    places: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Puts the keys and values of T new tokens per row into their pages, after rotating keys and queries if `rope` is given.
+
+    Args:
+        query: [rows, heads, T, dim], rotated in place; may be None without `rope`.
+        key, value: [rows, kv_heads, T, dim] (values may have another dim); they are not changed.
+        keys, values, table, length: as in `paged_attention`; changed are keys and values.
+        counts: int64 [rows], how many of the T tokens are real; the others go to scratch, page 0.
+        rope: cosines and sines, [positions, dim] each, for the rotation of halves (Su et al., "RoFormer", 2021); token t of
+            row b is rotated by line length[b] + t.
+        norms: weights [dim] for queries and for keys and epsilon: each head is RMS-normalised before its rotation.
+        places: what `new_places` gives, if it is at hand (a GPU needs it not).
+    """
+    if key.is_cuda:
+        from smcgen.kernels.gpu import attention as gpu
+
+        return gpu.write(query, key, value, keys, values, table, length, counts, rope, norms)
+    into, at = places or new_places(table, length, counts, key.shape[2], keys.shape[2])
+    if rope is not None:
+        assert query is not None
+        position = length[:, None] + torch.arange(key.shape[2], device=key.device)
+        cos, sin = (angles[position.clamp(max=len(angles) - 1)][:, None].float() for angles in rope)  # [rows, 1, T, dim]
+        query_norm, key_norm, eps = norms or (None, None, 0.0)
+        query.copy_(_rotate(query, cos, sin, query_norm, eps))
+        key = _rotate(key, cos, sin, key_norm, eps)
+    keys[into, :, at] = key.transpose(1, 2).to(keys.dtype)
+    values[into, :, at] = value.transpose(1, 2).to(values.dtype)
+
+
+def new_places(
+    table: torch.Tensor, length: torch.Tensor, counts: torch.Tensor, steps: int, page: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page that each of `steps` new tokens per row goes into and its place there, int64 [rows, steps] each."""
+    step = torch.arange(steps, device=length.device)
+    real = step < counts[:, None]
+    position = torch.where(real, length[:, None] + step, 0)
+    return torch.where(real, table.gather(1, position // page), 0), position % page
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor | None, eps: float) -> torch.Tensor:
+    x = x.float()
+    if norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def shared_pages(table: torch.Tensor, length: torch.Tensor, groups: int, page: int) -> torch.Tensor:
+    """How many leading pages all rows of each of `groups` equal groups name alike and have filled, int64 [groups]."""
+    grouped, full = table.view(groups, -1, table.shape[1]), length.view(groups, -1).amin(1) // page
+    column = torch.arange(table.shape[1], device=table.device)
+    alike = (grouped == grouped[:, :1]).all(1) & (column < full[:, None])
+    return alike.long().cumprod(1).sum(1)

@@ -127,7 +127,8 @@ def mutate(monkeypatch, function, old, new, *places):
 
 
 GROW = (pages_kernel.grow, pages_kernel)
-COPY = (pages_kernel.copy_pages, pages_kernel)
+COPY = (pages_kernel.copy_pools, pages_kernel)
+PLACES = (attention_kernel.new_places, paged)
 ATTEND = (attention_kernel.paged_attention, attention_hook)
 FORWARD = (paged.PagedLM._forward, paged.PagedLM)
 MUTANTS = {
@@ -142,8 +143,10 @@ MUTANTS = {
     "a new page without the old tokens": ("llama", *COPY, "due = target > 0", "due = target < 0"),
     "entries of ended rows count as named": ("llama", *GROW, "~names & (column", "(table == 0) & (column"),
     "positions from 0": ("llama", *FORWARD, "length[:, None] + step, 0)", "step, 0)"),
-    "absolute positions from 0": ("gpt2", *FORWARD, "position_ids=position", "position_ids=step.expand_as(position)"),
-    "padding overwrites": ("llama", *FORWARD, "torch.where(real, into, 0)", "into"),
+    "absolute positions from 0": ("gpt2", *FORWARD, "length[:, None] + step, 0)", "step, 0)"),
+    "places from 0": ("llama", *PLACES, "length[:, None] + step, 0)", "step, 0)"),
+    "padding overwrites": ("llama", *PLACES, "torch.where(real, table.gather(1, position // page), 0)",
+                           "table.gather(1, position // page)"),
     "one token too many is seen": ("llama", *ATTEND, "at > position", "at > 1 + position"),
     "no window": ("mistral", *ATTEND, "if window is not None", "if False"),
     "window off by one": ("gemma3", *ATTEND, "at <= position[..., None] - window", "at < position[..., None] - window"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from smcgen.kernels.attention import paged_attention
+from smcgen.kernels.attention import paged_attention, write
 from smcgen.lm.pages import Pages
 
 NAME = "smcgen_paged"  # under a name without a mask function, transformers builds no mask
@@ -24,16 +24,20 @@ class Reading:
 
     Attributes:
         table: int64 [rows, columns]; length: int64 [rows], tokens before the new ones.
-        into, at: int64 [rows, T], the page that each new token goes into and its place there.
-        columns: columns of the table that hold all that the rows may see.
+        counts: int64 [rows], how many of the T tokens are real.
+        columns: columns of the table that hold all that the rows may see, None if only the lengths tell.
+        shared: int64 [groups], leading pages that the rows of a group share, or None.
+        places: the page that each new token goes into and its place there, int64 [rows, T] each; None where the kernel finds
+            them itself.
     """
 
     pages: Pages
     table: torch.Tensor
     length: torch.Tensor
-    into: torch.Tensor
-    at: torch.Tensor
-    columns: int
+    counts: torch.Tensor
+    columns: int | None
+    shared: torch.Tensor | None
+    places: tuple[torch.Tensor, torch.Tensor] | None
 
     def attend(
         self,
@@ -45,11 +49,14 @@ class Reading:
         window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
+        rope: tuple[torch.Tensor, torch.Tensor] | None = None,
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
     ) -> torch.Tensor:
-        """Query, key and value are [rows, heads, T, dim] as projected; returns [rows, T, heads, dim]."""
+        """Query, key and value are [rows, heads, T, dim] as projected; returns [rows, T, heads, dim].
+
+        `rope` and `norms` as in `smcgen.kernels.attention.write`, for queries and keys that are not rotated yet."""
         keys, values = self.pages.keys[layer], self.pages.values[layer]
-        keys[self.into, :, self.at] = key.transpose(1, 2).to(keys.dtype)
-        values[self.into, :, self.at] = value.transpose(1, 2).to(values.dtype)
+        write(query, key, value, keys, values, self.table, self.length, self.counts, rope, norms, self.places)
         return paged_attention(
             query,
             keys,
@@ -58,6 +65,7 @@ class Reading:
             self.length,
             scale,
             columns=self.columns,
+            shared=self.shared,
             window=window,
             softcap=softcap,
             sinks=sinks,
@@ -81,7 +89,9 @@ class Probe:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.calls.append({"layer": layer, "key": key, "value": value, "window": window})
+        self.calls.append(
+            {"layer": layer, "key": key, "value": value, "scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        )
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 

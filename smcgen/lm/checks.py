@@ -40,7 +40,7 @@ def check_supported(model: Any, name: str) -> None:
             )
 
 
-def check_calls(model: Any, name: str) -> CacheShape:
+def check_calls(model: Any, name: str) -> tuple[CacheShape, Probe]:
     """Runs the model once and looks at its calls of our attention function. Raises ModelError with the reason."""
     config = model.config.get_text_config()
     probe = Probe()
@@ -68,7 +68,7 @@ def check_calls(model: Any, name: str) -> CacheShape:
     windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     if windowed and set(kinds) != {"full_attention"} and not any(windows.values()):
         raise _refusal(model, name, "its configuration names a sliding window that its layers do not pass on")
-    return CacheShape(layers, key.shape[1], key.shape[3], value.shape[3], value.dtype)
+    return CacheShape(layers, key.shape[1], key.shape[3], value.shape[3], value.dtype), probe
 
 
 def check_agreement(model: Any, name: str, paged: torch.Tensor, plain: torch.Tensor) -> None:

@@ -135,7 +135,7 @@ def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
     except Exception as error:
         raise ModelError(f"{name} does not run: {_first_line(error)}; it must be a causal language model") from error
     model.set_attn_implementation(NAME)
-    shape = check_calls(model, name)
+    shape, _ = check_calls(model, name)
     config, settings = model.config.get_text_config(), getattr(model, "generation_config", None)
     ends = chain(_ids(config.eos_token_id), _ids(model.config.eos_token_id), _ids(getattr(settings, "eos_token_id", None)))
     vocabulary = Vocabulary.from_tokenizer(tokenizer, name, ends, size=plain.shape[-1])
@@ -151,12 +151,25 @@ def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
         max_tokens=getattr(config, "max_position_embeddings", None),
         ignored=_ignored(settings),
     )
+    if lm.device.type == "cuda":
+        lm.fuse()
+    try:
+        check_agreement(model, name, *_both(lm, tokens, plain))
+    except ModelError as error:
+        if isinstance(lm.fusion, str):
+            raise
+        lm.unfuse(str(error))
+        check_agreement(model, name, *_both(lm, tokens, plain))
+    return lm
+
+
+def _both(lm: PagedLM, tokens: torch.Tensor, plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits through pages and as they should be, after a prompt of three tokens."""
     split, count = 3, tokens.shape[1]
     context = lm.open(1, 1, prompt_tokens=split, new_tokens=count - split)
     lm.prefill(context, [0], [tokens[0, :split].tolist()])
     paged = lm.extend(context, tokens[:, split:], torch.tensor([count - split], device=lm.device))
-    check_agreement(model, name, paged, plain[:, split:, : len(vocabulary)])
-    return lm
+    return paged, plain[:, split:, : len(lm.vocabulary)]
 
 
 def _find(name: str) -> tuple[str, bool]:

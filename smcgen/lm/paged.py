@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from smcgen.errors import ModelError
+from smcgen.kernels.attention import new_places
 from smcgen.lm.attention import Reading
 from smcgen.lm.base import Context
+from smcgen.lm.checks import check_calls
+from smcgen.lm.fused import Rope, fuse, unfuse
 from smcgen.lm.pages import PAGE, CacheShape, Pages
 from smcgen.lm.vocabulary import Vocabulary
 
@@ -20,11 +23,10 @@ PREFILL = 4096  # tokens of all prompts together that a forward reads
 
 @dataclass
 class PagedContext(Context):
-    """Rows whose K/V lie in pages. `isolate`: one forward per group. `longest`: no row is longer, known on the host."""
+    """Rows whose K/V lie in pages. `isolate`: one forward per group."""
 
     pages: Pages
     isolate: bool
-    longest: int = 0
 
     def pages_in_use(self) -> int:
         """Pages that some row reads (waits for the device)."""
@@ -43,6 +45,7 @@ class PagedLM:
     Attributes:
         model: the transformers model, in evaluation mode, its attention replaced.
         ignored: settings of the model's own generation defaults that change probabilities, which nothing here applies.
+        fusion: the position tables of fused layers (`smcgen.lm.fused`), or why the layers are as transformers has them.
         name, vocabulary, device, max_tokens: see `smcgen.lm.base.LanguageModel`.
     """
 
@@ -59,6 +62,16 @@ class PagedLM:
         self.name, self.model, self.vocabulary, self.shape = name, model, vocabulary, shape
         self.max_tokens, self.ignored, self.page = max_tokens, ignored or {}, page
         self.device: torch.device = model.get_input_embeddings().weight.device
+        self.fusion: Rope | str = "on a CPU nothing is gained"
+
+    def fuse(self) -> None:
+        """Turns the layers into fused ones, if they are of a known kind."""
+        self.fusion = fuse(self.model, check_calls(self.model, self.name)[1])
+
+    def unfuse(self, reason: str) -> None:
+        """Back to the layers as transformers has them."""
+        unfuse(self.model)
+        self.fusion = reason
 
     def __repr__(self) -> str:
         return f"PagedLM({self.name!r}, {len(self.vocabulary)} tokens, {self.shape.dtype}, {self.device})"
@@ -70,6 +83,8 @@ class PagedLM:
                 f"a prompt of {prompt_tokens} tokens is longer than the {self.max_tokens} that {self.name} can read: shorten it"
             )
         pages = Pages.reserve(self.shape, groups, particles, prompt_tokens, new_tokens, self.device, self.name, self.page)
+        if isinstance(self.fusion, Rope):
+            self.fusion.reach(pages.table.shape[1] * self.page)
         return PagedContext(groups, particles, pages.length, pages, isolate)
 
     @torch.no_grad()
@@ -84,13 +99,13 @@ class PagedLM:
             ancestors[rows] = reader.setdefault(tuple(prompt), rows.start)
             fresh[rows] = True
         context.length.masked_fill_(fresh.to(self.device), 0)
+        context.pages.shared.zero_()
         for batch in _batches(reader, 1 if context.isolate else PREFILL):
             longest = max(len(prompt) for prompt, _ in batch)
             for start in range(0, longest, CHUNK):
                 chunks = [(prompt[start : start + CHUNK], row) for prompt, row in batch if len(prompt) > start]
                 self._read_prompts(context, chunks)
         context.pages.fork(ancestors.to(self.device))
-        context.longest = max([context.longest, *(len(prompt) for prompt in reader)])
 
     def _read_prompts(self, context: PagedContext, chunks: Sequence[tuple[Sequence[int], int]]) -> None:
         tokens = torch.zeros(len(chunks), max(len(ids) for ids, _ in chunks), dtype=torch.int64)
@@ -101,8 +116,7 @@ class PagedLM:
         counts = torch.tensor([len(ids) for ids, _ in chunks], device=self.device)
         context.pages.grow(torch.zeros_like(context.length).index_copy_(0, rows, counts))
         context.pages.verify()
-        longest = int((context.length[rows] + counts).max())
-        self._forward(context.pages, rows, tokens, counts, longest, keep=1)
+        self._forward(context.pages, rows, tokens, counts, keep=1)
         context.length.index_add_(0, rows, counts)
 
     @torch.no_grad()
@@ -110,15 +124,11 @@ class PagedLM:
         """See the contract."""
         assert isinstance(context, PagedContext)
         context.pages.grow(counts)
-        steps, capacity = tokens.shape[1], context.pages.table.shape[1] * self.page
-        context.longest = min(context.longest + steps, capacity)
-        if self.device.type == "cpu":
-            context.pages.verify()
         if self.device.type == "cpu" or context.isolate:
+            context.pages.verify()
             logits = self._extend_dense(context, tokens, counts)
         else:
-            rows = torch.arange(context.rows, device=self.device)
-            logits = self._forward(context.pages, rows, tokens, counts, context.longest)
+            logits = self._forward(context.pages, None, tokens, counts)
         context.length.add_(counts)
         return logits
 
@@ -133,8 +143,7 @@ class PagedLM:
             if len(rows) == 0:
                 continue
             steps = int(counts[rows].max())
-            longest = int((context.length + counts)[rows].max())
-            logits = self._forward(context.pages, rows, tokens[rows, :steps], counts[rows], longest)
+            logits = self._forward(context.pages, rows, tokens[rows, :steps], counts[rows])
             if len(rows) == context.rows and steps == tokens.shape[1]:
                 return logits
             if out is None:
@@ -155,32 +164,23 @@ class PagedLM:
         context.length.copy_(lengths)
 
     def _forward(
-        self,
-        pages: Pages,
-        rows: torch.Tensor,
-        tokens: torch.Tensor,
-        counts: torch.Tensor,
-        longest: int,
-        keep: int = 0,
+        self, pages: Pages, rows: torch.Tensor | None, tokens: torch.Tensor, counts: torch.Tensor, keep: int = 0
     ) -> torch.Tensor:
         """Logits [rows, T, V] (of the last `keep` tokens only, unless 0) of `tokens` int64 [rows, T] for the rows
-        numbered `rows`, whose pages are there. `longest`: no row will hold more tokens."""
-        table, length = pages.table[rows], pages.length[rows]
+        numbered `rows` (None: all), whose pages are there."""
+        table, length, shared = pages.table, pages.length, pages.shared
+        if rows is not None:
+            table, length, shared = table[rows], length[rows], None
         step = torch.arange(tokens.shape[1], device=self.device)
         real = step < counts[:, None]
-        position = torch.where(real, length[:, None] + step, 0)
-        into = table.gather(1, position // pages.page)
-        reading = Reading(
-            pages,
-            table,
-            length,
-            into=torch.where(real, into, 0),  # padding goes to scratch
-            at=position % pages.page,
-            columns=-(-longest // pages.page),
-        )
+        columns = places = None
+        if self.device.type == "cpu":
+            columns = -(-int((length + counts).max()) // pages.page)
+            places = new_places(table, length, counts, tokens.shape[1], pages.page)
+        reading = Reading(pages, table, length, counts, columns, shared, places)
         output = self.model(
             input_ids=torch.where(real, tokens, 0),
-            position_ids=position,
+            position_ids=torch.where(real, length[:, None] + step, 0),
             use_cache=False,
             logits_to_keep=keep,
             reading=reading,

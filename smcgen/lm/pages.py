@@ -13,6 +13,7 @@ import torch
 
 from smcgen.errors import ModelError
 from smcgen.kernels import pages as kernel
+from smcgen.kernels.attention import shared_pages
 
 PAGE = 16  # tokens
 
@@ -39,6 +40,7 @@ class Pages:
     Attributes:
         keys, values: [layers, pages, heads, page, dim].
         table: int64 [rows, columns]; length: int64 [rows].
+        shared: int64 [groups], leading pages that the rows of a group name alike and have filled; a smaller number is no error.
         short: bool [], True once room ran out, which only rows longer than was declared can cause.
     """
 
@@ -46,6 +48,7 @@ class Pages:
     values: torch.Tensor
     table: torch.Tensor
     length: torch.Tensor
+    shared: torch.Tensor
     short: torch.Tensor
 
     @classmethod
@@ -78,6 +81,7 @@ class Pages:
             values=torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=device),
             table=torch.zeros(rows, columns, dtype=torch.int64, device=device),
             length=torch.zeros(rows, dtype=torch.int64, device=device),
+            shared=torch.zeros(groups, dtype=torch.int64, device=device),
             short=torch.zeros((), dtype=torch.bool, device=device),
         )
 
@@ -94,13 +98,13 @@ class Pages:
         """Room for `counts` int64 [rows] more tokens: pages are handed out, shared last pages copied first."""
         source, target, short = kernel.grow(self.table, self.length, counts, self.page, self.count)
         self.short |= short
-        for pool in (self.keys, self.values):
-            kernel.copy_pages(pool, source, target)
+        kernel.copy_pools([self.keys, self.values], [source, source], [target, target])
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """Row r names what row ancestors[r] names. No data moves."""
         self.table.copy_(self.table[ancestors])
         self.length.copy_(self.length[ancestors])
+        self.shared.copy_(shared_pages(self.table, self.length, len(self.shared), self.page))
 
     def in_use(self) -> int:
         """Pages that some row names."""

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
+from smcgen.lm.fused import Rope, unfuse
 from smcgen.lm.paged import PagedLM
 
 BITS = (8, 6, 5, 4, 3)
@@ -43,13 +44,19 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
     group = group or (None if bits == 8 else GROUP)
     shared = {id(tensor): tensor for tensor in chain(lm.model.parameters(), lm.model.buffers())}
     model = copy.deepcopy(lm.model, shared)
+    fused = isinstance(lm.fusion, Rope)
+    if fused:
+        unfuse(model)
     for module, name in _matrices(model):
         weight = getattr(module, name)
         inputs_last = weight.T if isinstance(module, Conv1D) else weight
         rounded = round_weights(inputs_last, bits, group)
         rounded = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
         setattr(module, name, nn.Parameter(rounded, requires_grad=False))
-    return PagedLM(f"{lm.name}:int{bits}", model, lm.vocabulary, lm.shape, lm.max_tokens, lm.ignored, lm.page)
+    copied = PagedLM(f"{lm.name}:int{bits}", model, lm.vocabulary, lm.shape, lm.max_tokens, lm.ignored, lm.page)
+    if fused:
+        copied.fuse()
+    return copied
 
 
 def round_weights(weight: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:

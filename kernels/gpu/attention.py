@@ -1,0 +1,445 @@
+"""Attention over pages in Triton, and the write of new keys and values: `smcgen.kernels.attention` has the meaning.
+
+The rows of a group that name the same leading pages read them once: one *piece* of work holds the queries of every row of a
+group over a part of the shared pages, another those of one row over a part of its own. Pieces are joined by their log-sum-exp
+(Dao et al., "Flash-Decoding", 2023; Zheng et al., "SGLang", 2024, for shared prefixes). The grid follows from shapes alone and
+the work from device tensors, so that a captured graph serves any length.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
+
+
+@triton.jit
+def _attend(
+    Query,
+    Keys,
+    Values,
+    Table,
+    Length,
+    Shared,
+    Out,
+    Lse,
+    scale,
+    softcap,
+    window,
+    columns,
+    q_row,
+    q_step,
+    q_head,
+    total,
+    shared_programs,
+    PARTICLES: tl.constexpr,
+    STEPS: tl.constexpr,
+    QUERIES: tl.constexpr,  # query heads that share a key head
+    HEADS: tl.constexpr,  # key heads
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,  # of shared pages
+    OWN_SPLITS: tl.constexpr,
+    TILES: tl.constexpr,  # of the queries of a group
+    OWN_TILES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DIRECT: tl.constexpr,  # one piece only: write the result
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    head = tl.program_id(0)
+    program = tl.program_id(1)
+    common = program < shared_programs
+    own = program - shared_programs
+    if SPLITS > 0:
+        group = program // (SPLITS * TILES)
+        first = tl.where(common, group * PARTICLES, own // (OWN_SPLITS * OWN_TILES))
+        piece = tl.where(common, (program // TILES) % SPLITS, SPLITS + (own // OWN_TILES) % OWN_SPLITS)
+        split = tl.where(common, piece, piece - SPLITS)
+        splits = tl.where(common, SPLITS, OWN_SPLITS)
+        tile = tl.where(common, program % TILES, own % OWN_TILES)
+        queries = tl.where(common, PARTICLES * STEPS * QUERIES, STEPS * QUERIES)
+        shared = tl.load(Shared + first // PARTICLES).to(tl.int32) * PAGE
+    else:
+        first = own // (OWN_SPLITS * OWN_TILES)
+        piece = (own // OWN_TILES) % OWN_SPLITS
+        split = piece
+        splits = OWN_SPLITS
+        tile = own % OWN_TILES
+        queries = STEPS * QUERIES
+        shared = 0
+    j = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = j < queries
+    row = tl.where(live, first + j // (STEPS * QUERIES), first)
+    step = (j // QUERIES) % STEPS
+    query = head * QUERIES + j % QUERIES
+    length = tl.load(Length + first).to(tl.int32)
+    last_step = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // QUERIES, STEPS - 1)
+    # What this piece reads: shared pages lie before every query of the group, own ones end at the tile's last query.
+    low = tl.where(common, 0, shared)
+    high = tl.where(common, shared, tl.minimum(length + last_step + 1, columns * PAGE))
+    position = tl.load(Length + row).to(tl.int32) + step
+    if WINDOW:
+        seen = length + (tile * BLOCK_M) // QUERIES + 1 - window  # of a tile of one row
+        low = tl.where(common, low, tl.maximum(low, seen))
+    size = tl.cdiv(tl.cdiv(tl.maximum(high - low, 0), splits), BLOCK_N) * BLOCK_N
+    begin = low + split * size
+    end = tl.minimum(begin + size, high)
+
+    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_V)
+    at_query = row.to(tl.int64) * q_row + step * q_step + query * q_head
+    q = tl.load(Query + at_query[:, None] + d[None, :], mask=live[:, None] & (d < DIM)[None, :], other=0.0)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        at = start + tl.arange(0, BLOCK_N)
+        real = at < end
+        page = tl.load(Table + first.to(tl.int64) * columns + at // PAGE, mask=real, other=0).to(tl.int64)
+        token = (page * HEADS + head) * PAGE + at % PAGE
+        k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
+        keep = real[None, :] & (at[None, :] <= position[:, None])
+        if WINDOW:
+            keep = keep & (at[None, :] > position[:, None] - window)
+        score = tl.where(keep, score, float("-inf"))
+        new = tl.maximum(top, tl.max(score, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)  # a query with nothing to see yet
+        p = tl.exp(score - base[:, None])
+        fade = tl.exp(top - base)
+        mass = mass * fade + tl.sum(p, 1)
+        v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
+        sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        top = new
+    out = ((row * STEPS + step) * HEADS * QUERIES + query).to(tl.int64)
+    inside = live[:, None] & (e < VALUE_DIM)[None, :]
+    result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
+    if DIRECT:
+        tl.store(Out + out[:, None] * VALUE_DIM + e[None, :], result, mask=inside)
+    else:
+        out += piece.to(tl.int64) * total
+        tl.store(Out + out[:, None] * VALUE_DIM + e[None, :], result, mask=inside)
+        tl.store(Lse + out, top + tl.log(mass), mask=live)  # log 0 = -inf: an empty piece
+
+
+@triton.jit
+def _join(
+    Out,
+    Lse,
+    Sinks,
+    Final,
+    total,
+    heads,
+    PIECES: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    p = tl.arange(0, BLOCK_P)
+    inside = i < total
+    lse = tl.load(Lse + p[:, None] * total + i[None, :], mask=(p < PIECES)[:, None] & inside[None, :], other=float("-inf"))
+    top = tl.max(lse, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    if SINKS:
+        sink = tl.load(Sinks + i % heads, mask=inside, other=0.0).to(tl.float32)
+        top = tl.maximum(top, sink)
+    weight = tl.exp(lse - top[None, :])
+    mass = tl.sum(weight, 0)
+    if SINKS:
+        mass += tl.exp(sink - top)
+    d = tl.arange(0, BLOCK_D)
+    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    for piece in range(PIECES):
+        part = tl.exp(tl.load(Lse + piece * total + i, mask=inside, other=float("-inf")) - top)
+        where = (piece * total + i).to(tl.int64)
+        out = tl.load(Out + where[:, None] * DIM + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
+        sums += out * part[:, None]
+    result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
+    tl.store(Final + i.to(tl.int64)[:, None] * DIM + d[None, :], result, mask=inside[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
+def _write(
+    Query,
+    Key,
+    Value,
+    Keys,
+    Values,
+    Table,
+    Length,
+    Counts,
+    Cos,
+    Sin,
+    QueryNorm,
+    KeyNorm,
+    q_row,
+    q_step,
+    q_head,
+    k_row,
+    k_step,
+    k_head,
+    v_row,
+    v_step,
+    v_head,
+    columns,
+    eps,
+    STEPS: tl.constexpr,
+    QUERY_BLOCKS: tl.constexpr,  # of query heads; 0 without rope, where queries stay as they are
+    KEY_BLOCKS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROPE: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    row = tl.program_id(0) // STEPS
+    step = tl.program_id(0) % STEPS
+    block = tl.program_id(1)
+    length = tl.load(Length + row).to(tl.int32)
+    real = step < tl.load(Counts + row).to(tl.int32)
+    at = tl.where(real, length + step, 0)
+    page = tl.where(real, tl.load(Table + row.to(tl.int64) * columns + at // PAGE), 0).to(tl.int64)  # padding: scratch
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    if block < QUERY_BLOCKS + KEY_BLOCKS:
+        if ROPE:
+            is_query = block < QUERY_BLOCKS
+            head = tl.where(is_query, block, block - QUERY_BLOCKS) * BLOCK_H + h
+            source = tl.where(
+                is_query,
+                row.to(tl.int64) * q_row + step * q_step,
+                row.to(tl.int64) * k_row + step * k_step,
+            ) + head * tl.where(is_query, q_head, k_head)
+            inside = (d < HALF)[None, :] & (h >= 0)[:, None]
+            if is_query:
+                x = tl.load(Query + source[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
+                y = tl.load(Query + source[:, None] + HALF + d[None, :], mask=inside, other=0.0).to(tl.float32)
+            else:
+                x = tl.load(Key + source[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
+                y = tl.load(Key + source[:, None] + HALF + d[None, :], mask=inside, other=0.0).to(tl.float32)
+            if NORM:
+                scale = 1 / tl.sqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / DIM + eps)
+                if is_query:
+                    a = tl.load(QueryNorm + d, mask=d < HALF, other=0.0)
+                    b = tl.load(QueryNorm + HALF + d, mask=d < HALF, other=0.0)
+                else:
+                    a = tl.load(KeyNorm + d, mask=d < HALF, other=0.0)
+                    b = tl.load(KeyNorm + HALF + d, mask=d < HALF, other=0.0)
+                x = x * scale[:, None] * a.to(tl.float32)[None, :]
+                y = y * scale[:, None] * b.to(tl.float32)[None, :]
+            angle = at.to(tl.int64) * DIM + d
+            cos = tl.load(Cos + angle, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
+            sin = tl.load(Sin + angle, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
+            cos2 = tl.load(Cos + angle + HALF, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
+            sin2 = tl.load(Sin + angle + HALF, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
+            left = x * cos - y * sin
+            right = y * cos2 + x * sin2
+            if is_query:
+                tl.store(Query + source[:, None] + d[None, :], left, mask=inside)
+                tl.store(Query + source[:, None] + HALF + d[None, :], right, mask=inside)
+            else:
+                target = ((page * HEADS + head) * PAGE + at % PAGE) * DIM
+                tl.store(Keys + target[:, None] + d[None, :], left, mask=inside)
+                tl.store(Keys + target[:, None] + HALF + d[None, :], right, mask=inside)
+        else:
+            head = block * BLOCK_H + h
+            source = row.to(tl.int64) * k_row + step * k_step + head * k_head
+            inside = (d < DIM)[None, :] & (h >= 0)[:, None]
+            target = ((page * HEADS + head) * PAGE + at % PAGE) * DIM
+            key = tl.load(Key + source[:, None] + d[None, :], mask=inside, other=0.0)
+            tl.store(Keys + target[:, None] + d[None, :], key, mask=inside)
+    else:
+        e = tl.arange(0, BLOCK_V)
+        head = (block - QUERY_BLOCKS - KEY_BLOCKS) * BLOCK_H + h
+        source = row.to(tl.int64) * v_row + step * v_step + head * v_head
+        inside = (e < VALUE_DIM)[None, :] & (h >= 0)[:, None]
+        target = ((page * HEADS + head) * PAGE + at % PAGE) * VALUE_DIM
+        value = tl.load(Value + source[:, None] + e[None, :], mask=inside, other=0.0)
+        tl.store(Values + target[:, None] + e[None, :], value, mask=inside)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    length: torch.Tensor,
+    scale: float,
+    *,
+    shared: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    splits: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """`smcgen.kernels.attention.paged_attention` on a GPU.
+
+    Args:
+        shared: int [groups], leading pages that all rows of a group name alike and all have filled; None: nothing is shared.
+        splits: pieces of the shared pages and of each row's own; default by shape.
+    """
+    rows, heads, steps, dim = query.shape
+    key_heads, page, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
+    if query.stride(3) != 1:
+        query = query.contiguous()
+    queries, columns = heads // key_heads, table.shape[1]
+    groups = rows if shared is None else shared.shape[0]
+    particles = rows // groups
+    block_d, block_v = (max(16, triton.next_power_of_2(n)) for n in (dim, value_dim))
+    wide = query.dtype == torch.float32 or max(block_d, block_v) > 128
+    block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(particles * steps * queries)))
+    block_n = 32 if wide else 64
+    tiles, own_tiles = triton.cdiv(particles * steps * queries, block_m), triton.cdiv(steps * queries, block_m)
+    if splits is None:
+        splits = _splits(columns * page, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
+    elif particles == 1:
+        splits = 0, splits[1]
+    pieces, total = sum(splits), rows * steps * heads
+    direct = pieces == 1 and sinks is None
+    final = torch.empty(rows, steps, heads, value_dim, dtype=query.dtype, device=query.device)
+    out = final if direct else torch.empty(pieces, total, value_dim, dtype=torch.float32, device=query.device)
+    lse = final if direct else torch.empty(pieces, total, dtype=torch.float32, device=query.device)
+    common = groups * splits[0] * tiles if splits[0] else 0
+    _attend[(key_heads, common + rows * splits[1] * own_tiles)](
+        query,
+        keys,
+        values,
+        table,
+        length,
+        length if shared is None else shared,
+        out,
+        lse,
+        scale,
+        softcap or 0.0,
+        window or 0,
+        columns,
+        query.stride(0),
+        query.stride(2),
+        query.stride(1),
+        total,
+        common,
+        PARTICLES=particles,
+        STEPS=steps,
+        QUERIES=queries,
+        HEADS=key_heads,
+        DIM=dim,
+        VALUE_DIM=value_dim,
+        BLOCK_D=block_d,
+        BLOCK_V=block_v,
+        PAGE=page,
+        SPLITS=splits[0],
+        OWN_SPLITS=splits[1],
+        TILES=tiles,
+        OWN_TILES=own_tiles,
+        SOFTCAP=softcap is not None,
+        WINDOW=window is not None,
+        DIRECT=direct,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=4,
+        num_stages=2,
+    )
+    if not direct:
+        block_r = 4
+        _join[(triton.cdiv(total, block_r),)](
+            out,
+            lse,
+            lse if sinks is None else sinks,
+            final,
+            total,
+            heads,
+            PIECES=pieces,
+            BLOCK_P=triton.next_power_of_2(pieces),
+            DIM=value_dim,
+            BLOCK_D=block_v,
+            SINKS=sinks is not None,
+            BLOCK_R=block_r,
+            num_warps=4,
+        )
+    return final
+
+
+def _splits(span: int, own: int, common: int) -> tuple[int, int]:
+    """How many pieces: enough programs for the device, none shorter than 128 tokens if the row fills `span` tokens.
+
+    Args:
+        own, common: programs per piece of rows and of groups; common is 0 if nothing is shared."""
+    longest = max(1, span // 128)
+    if common == 0:
+        return 0, min(16, longest, max(1, PROGRAMS // own))
+    return min(16, longest, max(1, PROGRAMS // common)), min(4, longest, max(1, PROGRAMS // own))
+
+
+def write(
+    query: torch.Tensor | None,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    length: torch.Tensor,
+    counts: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+) -> None:
+    """`smcgen.kernels.attention.write` on a GPU."""
+    rows, key_heads, steps, dim = key.shape
+    value_dim = value.shape[3]
+    if key.stride(3) != 1 or value.stride(3) != 1:
+        key, value = key.contiguous(), value.contiguous()
+    heads = 0 if rope is None or query is None else query.shape[1]
+    block_h = next(size for size in (8, 4, 2, 1) if key_heads % size == 0 and heads % size == 0)
+    half = dim // 2
+    q = query if heads and query is not None else key
+    cos, sin = rope or (key, key)
+    query_norm, key_norm, eps = norms or (key, key, 0.0)
+    _write[(rows * steps, (heads + 2 * key_heads) // block_h)](
+        q,
+        key,
+        value,
+        keys,
+        values,
+        table,
+        length,
+        counts,
+        cos,
+        sin,
+        query_norm,
+        key_norm,
+        *(q.stride(0), q.stride(2), q.stride(1)),
+        *(key.stride(0), key.stride(2), key.stride(1)),
+        *(value.stride(0), value.stride(2), value.stride(1)),
+        table.shape[1],
+        eps,
+        STEPS=steps,
+        QUERY_BLOCKS=heads // block_h,
+        KEY_BLOCKS=key_heads // block_h,
+        BLOCK_H=block_h,
+        HEADS=key_heads,
+        DIM=dim,
+        HALF=half,
+        BLOCK_D=triton.next_power_of_2(half if rope is not None else dim),
+        VALUE_DIM=value_dim,
+        BLOCK_V=triton.next_power_of_2(value_dim),
+        PAGE=keys.shape[2],
+        ROPE=rope is not None,
+        NORM=norms is not None,
+        num_warps=4 if block_h >= 4 else 1,
+    )

@@ -1,0 +1,27 @@
+"""The small operations between the matrix products of a transformer layer."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean x**2 + eps) * weight over the last axis (Zhang & Sennrich, "Root mean square layer normalization", 2019).
+
+    x [..., dim], weight [dim]; computed in float32, returned in the dtype of x."""
+    if x.is_cuda:
+        from smcgen.kernels.gpu import layers as gpu
+
+        return gpu.rms_norm(x, weight, eps)
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(a) * b for the halves a, b of the last axis: [..., 2 * dim] -> [..., dim]."""
+    if x.is_cuda:
+        from smcgen.kernels.gpu import layers as gpu
+
+        return gpu.silu_mul(x)
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up

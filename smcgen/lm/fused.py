@@ -1,0 +1,177 @@
+"""The layers of a Llama-like transformers model with fewer, larger steps: ten launches a layer in place of about forty.
+
+The weights of query, key and value are one matrix, those of gate and up another; rope, the normalisation of heads and the
+write into pages are one kernel; the residual is added inside the matrix products. No model is written anew: each decoder layer
+keeps its modules and gets another `forward` of the same meaning, if it is built from the parts that are known here. All others
+stay as transformers has them. `smcgen.lm.load` compares the logits before and after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from smcgen.kernels.layers import rms_norm, silu_mul
+from smcgen.lm.attention import Probe, Reading
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+
+
+@dataclass
+class FusedLayer:
+    """The parts of one decoder layer; weights are [out, in]."""
+
+    layer: int
+    dim: int  # of a head
+    scale: float
+    window: int | None
+    input_norm: torch.Tensor
+    output_norm: torch.Tensor
+    eps: float
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None  # of query and key heads
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    sizes: tuple[int, int, int]  # outputs of query, key and value
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    def forward(
+        self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, reading: Reading | None = None, **_: Any
+    ) -> torch.Tensor:
+        """[rows, T, hidden] -> the same. `position_embeddings` are the tables of `Rope`."""
+        assert reading is not None
+        rows, steps, hidden = hidden_states.shape
+        residual = hidden_states.reshape(-1, hidden)
+        x = rms_norm(residual, self.input_norm, self.eps)
+        qkv = nn.functional.linear(x, self.qkv, self.qkv_bias).view(rows, steps, -1, self.dim).transpose(1, 2)
+        query, key, value = qkv.split([size // self.dim for size in self.sizes], 1)
+        x = reading.attend(
+            self.layer, query, key, value, self.scale, self.window, None, None, rope=position_embeddings, norms=self.norms
+        )
+        residual = torch.addmm(residual, x.reshape(rows * steps, -1), self.out.t())
+        x = rms_norm(residual, self.output_norm, self.eps)
+        x = silu_mul(nn.functional.linear(x, self.gate_up))
+        return torch.addmm(residual, x, self.down.t()).view(rows, steps, hidden)
+
+
+class Rope:
+    """Stands in for a model's rotary embedding: cosines and sines [positions, dim] of all positions, made once."""
+
+    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype):
+        self.make, self.device, self.dtype = module.forward, device, dtype
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def reach(self, positions: int) -> None:
+        """The tables hold `positions` lines at least."""
+        if self.tables is None or len(self.tables[0]) < positions:
+            x = torch.zeros(1, dtype=self.dtype, device=self.device)
+            cos, sin = self.make(x, position_ids=torch.arange(positions, device=self.device)[None])
+            self.tables = cos[0].contiguous(), sin[0].contiguous()
+
+    def forward(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.tables is not None, "reach() comes first"
+        return self.tables
+
+
+@torch.no_grad()
+def fuse(model: Any, calls: Probe) -> Rope | str:
+    """Fuses every layer of `model` in place, or none.
+
+    calls: how the layers of the model call attention.
+
+    Returns the tables of positions, to be asked to `reach` as far as the model will read, or the reason why the model stays as
+    it is."""
+    base = model.base_model
+    layers = getattr(base, "layers", None)
+    rotary = getattr(base, "rotary_emb", None)
+    if layers is None or rotary is None:
+        return "it has no layers with one rotary embedding for all"
+    known = {call["layer"]: call for call in calls.calls}
+    for layer in layers:
+        reason = _unknown(layer)
+        if reason is not None:
+            return reason
+    for i, layer in enumerate(layers):
+        call = known[i]
+        if call["softcap"] is not None or call["sinks"] is not None:
+            return "its attention has soft caps or sinks"
+        if layer.self_attn.q_proj.weight.shape[0] % call["key"].shape[3] or call["key"].shape[3] != call["value"].shape[3]:
+            return "its heads differ in size"
+    for i, layer in enumerate(layers):
+        layer.forward = _fused(i, layer, known[i]).forward
+    rope = Rope(rotary, layers[0].self_attn.q_proj.weight.device, model.dtype)
+    rotary.forward = rope.forward
+    return rope
+
+
+def unfuse(model: Any) -> None:
+    """The layers as transformers has them."""
+    del model.base_model.rotary_emb.forward
+    for layer in model.base_model.layers:
+        del layer.forward
+
+
+def _unknown(layer: nn.Module) -> str | None:
+    """What in a decoder layer is not known here."""
+    parts = {name for name, _ in layer.named_children()}
+    if parts != _LAYER:
+        return f"its layers are made of {', '.join(sorted(parts))}"
+    attention, mlp = {n for n, _ in layer.self_attn.named_children()}, {n for n, _ in layer.mlp.named_children()}
+    if not _PROJECTIONS <= attention <= _PROJECTIONS | _NORMS or len(attention & _NORMS) == 1:
+        return f"its attention is made of {', '.join(sorted(attention))}"
+    if not _MLP <= mlp <= _MLP | {"act_fn"} or not _is_silu(getattr(layer.mlp, "act_fn", None)):
+        return "its feed-forward part is not gate, up and down with SiLU"
+    linear = [getattr(layer.self_attn, n) for n in _PROJECTIONS] + [getattr(layer.mlp, n) for n in _MLP]
+    if any(type(part) is not nn.Linear for part in linear):
+        return "its matrices are not plain"
+    if any(getattr(layer.mlp, n).bias is not None for n in _MLP) or layer.self_attn.o_proj.bias is not None:
+        return "its output and feed-forward matrices have biases"
+    norms = [layer.input_layernorm, layer.post_attention_layernorm] + [getattr(layer.self_attn, n) for n in attention & _NORMS]
+    if any(not hasattr(norm, "variance_epsilon") or getattr(norm, "bias", None) is not None for norm in norms):
+        return "its norms are not root mean squares"
+    return None
+
+
+def _is_silu(activation: Any) -> bool:
+    x = torch.linspace(-3, 3, 7)
+    return callable(activation) and bool(torch.allclose(activation(x), nn.functional.silu(x)))
+
+
+def _fused(i: int, layer: Any, call: dict[str, Any]) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    biases = [part.bias for part in projections]
+    norms = None
+    if hasattr(attention, "q_norm"):
+        norms = attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.variance_epsilon
+    return FusedLayer(
+        layer=i,
+        dim=call["key"].shape[3],
+        scale=call["scale"],
+        window=call["window"],
+        input_norm=layer.input_layernorm.weight,
+        output_norm=layer.post_attention_layernorm.weight,
+        eps=layer.input_layernorm.variance_epsilon,
+        norms=norms,
+        qkv=_merge(projections),
+        qkv_bias=None if biases[0] is None else torch.cat(biases),
+        sizes=tuple(part.weight.shape[0] for part in projections),
+        out=attention.o_proj.weight,
+        gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
+        down=mlp.down_proj.weight,
+    )
+
+
+def _merge(parts: Any) -> torch.Tensor:
+    """The weights of some layers as one matrix, of which their own become views: no weight is held twice."""
+    whole = torch.cat([part.weight for part in parts])
+    for part, view in zip(parts, whole.split([part.weight.shape[0] for part in parts]), strict=True):
+        part.weight.data = view
+    return whole
