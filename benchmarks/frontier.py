@@ -1,0 +1,200 @@
+"""Speed against exactness on a real model: N particles, M chains, K drafted tokens, leniency s, three drafts.
+
+    python benchmarks/frontier.py models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+The drafts are the model itself with weights rounded to 4, 5 and 8 bits, which are accepted at about 0.67, 0.82 and 0.97. For
+each setting, over prompts of a text of `--tokens` tokens each:
+
+    tokens per pass   tokens of a text per forward of the target, until the slowest particle of its group has ended; it does
+                      not depend on the machine
+    bound             -mean(log Z-hat), in nats: KL(law of one text, model) is at most its expectation; 0 in exact mode
+    particle          tokens per forward of one particle while it goes on, stragglers aside
+
+Speed-up over plain decoding, if a drafted token costs rho forwards of the target and rows are free: tokens per pass /
+(1 + rho K). Results are written as they come; a second call adds the settings that are missing. `--picture` draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+import smcgen as sg
+
+ROOT = Path(__file__).parent
+PROMPTS = [
+    "Write a short story about a fox who learns to swim.",
+    "Explain why the sky is blue to a ten-year-old.",
+    "Give me a recipe for a simple vegetable soup.",
+    "What are the main causes of the First World War?",
+    "Write a letter to a friend about a trip to the mountains.",
+    "How does a bicycle stay upright?",
+    "Describe a busy market in the morning.",
+    "Explain how to save money as a student.",
+]
+BITS = (4, 5, 8)
+# N particles, M chains, K drafted tokens, leniency s; s = 1 with N = 1 is exact.
+SETTINGS = [
+    (1, 1, 4, 1.0),
+    (1, 8, 4, 1.0),
+    (8, 1, 4, math.inf),
+    (8, 1, 4, 2.0),
+    (8, 1, 4, 1.5),
+    (1, 1, 8, 1.0),
+    (8, 1, 8, math.inf),
+    (8, 1, 8, 2.0),
+    (4, 1, 4, 2.0),
+    (4, 1, 4, math.inf),
+    (1, 8, 8, 1.0),
+    (8, 1, 8, 1.5),
+    (8, 1, 4, 3.0),
+    (8, 1, 2, math.inf),
+    (16, 1, 4, 2.0),
+    (16, 1, 4, math.inf),
+]
+RHO = (0.07, 0.16)
+COLOURS = {4: "#b5472f", 5: "#c9962b", 8: "#2f6db5"}
+
+
+def measure(lm: sg.LM, draft: sg.LM, setting: tuple[int, int, int, float], tokens: int, prompts: int, seed: int) -> dict:
+    """One setting: means with standard errors over prompts."""
+    n, m, k, s = setting
+    exact = n == 1 and s == 1
+    options = {"mode": "exact"} if exact else {"particles": n, "leniency": s}
+    began = time.perf_counter()
+    posts = sg.sample(
+        lm, PROMPTS[:prompts], draft=draft, chains=m, block=k, max_tokens=tokens, seed=seed, progress=False, **options
+    )
+    seconds = time.perf_counter() - began
+    rounds = [runs for post in posts for runs in post.rounds]
+    # A text that ended early counts as it is: its tokens over its rounds.
+    longest = posts.arrays()["length"].max(-1)
+    per_pass = np.array([length / len(r) for length, r in zip(longest, rounds, strict=True)])
+    log_z = posts.log_evidence[:, 0]
+    judged, accepted = (sum(getattr(r, name) for rs in rounds for r in rs) for name in ("judged", "accepted"))
+    row = {
+        "particles": n,
+        "chains": m,
+        "block": k,
+        "leniency": s if math.isfinite(s) else None,
+        "prompts": prompts,
+        "tokens_per_pass": [float(per_pass.mean()), error(per_pass)],
+        "particle_tokens_per_pass": float(np.mean([post.tokens_per_round for post in posts])),
+        "bound": [0.0, 0.0] if exact else [float(-log_z.mean()), error(log_z)],
+        "acceptance": accepted / judged if judged else None,
+        "resampled": float(np.mean([sum(r.resampled for r in rs) for rs in rounds])),
+        "seconds": seconds,
+    }
+    row["speedup"] = {f"{rho:g}": row["tokens_per_pass"][0] / (1 + rho * k) for rho in RHO}
+    return row
+
+
+def error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def machine(device: str | None, threads: int) -> str:
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {threads} thread(s), shared with other work: seconds are no speeds"
+
+
+def picture(data: dict, path: Path) -> None:
+    """Tokens per pass against the bound, one colour for each draft."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), constrained_layout=True)
+    for bits, colour in COLOURS.items():
+        rows = [row for row in data["rows"] if row["bits"] == bits]
+        if not rows:
+            continue
+        ones = [row for row in rows if row["particles"] == row["chains"] == 1 and row["block"] == 4]
+        share = f", acceptance {ones[0]['acceptance']:.2f}" if ones else ""
+        for row in rows:
+            exact = row["particles"] == 1 and row["leniency"] == 1
+            marker = "s" if exact else {1.5: "v", 2.0: "o", 3.0: "^", None: "*"}[row["leniency"]]
+            x, dx = row["tokens_per_pass"]
+            y, dy = row["bound"]
+            axes.errorbar(x, y, dy or None, dx, fmt=marker, color=colour, ms=5 + row["block"] / 2, lw=0.7, alpha=0.85)
+            name = f"M={row['chains']}" if exact else f"N={row['particles']}"
+            axes.annotate(name, (x, y), (3, 5), textcoords="offset points", fontsize=6, color=colour)
+        axes.plot([], [], "o", color=colour, label=f"weights in {bits} bits{share}")
+    for marker, name in (("s", "exact"), ("v", "s = 1.5"), ("o", "s = 2"), ("^", "s = 3"), ("*", "s infinite (SMC-SD)")):
+        axes.plot([], [], marker, color="0.4", label=name)
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_ylim(-0.03, None)
+    axes.set_xlabel("tokens per forward of the target (large marks: K = 8, small: K = 4 or 2)")
+    axes.set_ylabel(f"bound on the divergence of a text of {data['tokens']} tokens, nats")
+    axes.legend(fontsize=7, loc="upper left")
+    axes.grid(alpha=0.2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="not needed with --picture alone")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="how many of the settings, in their order")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=ROOT / "results/frontier.json")
+    parser.add_argument("--picture", type=Path, nargs="?", const=ROOT.parent / "docs/images/frontier.png")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.model:
+        run(arguments)
+    if arguments.picture:
+        picture(json.loads(arguments.output.read_text()), arguments.picture)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    data = {
+        "date": date.today().isoformat(),
+        "machine": machine(arguments.device, arguments.threads),
+        "versions": {"smcgen": sg.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "model": Path(arguments.model).name,
+        "tokens": arguments.tokens,
+        "rows": [],
+    }
+    if arguments.output.exists():
+        data = json.loads(arguments.output.read_text())
+        if (data["model"], data["tokens"]) != (Path(arguments.model).name, arguments.tokens):
+            raise SystemExit(f"{arguments.output} is of another model or length: move it away")
+    known = {tuple(row[key] for key in ("bits", "particles", "chains", "block", "leniency")) for row in data["rows"]}
+    lm = sg.LM(arguments.model, device=arguments.device, dtype="float32")
+    print(f"{'bits':>4} {'N':>3} {'M':>3} {'K':>3} {'s':>4} {'tokens/pass':>14} {'bound':>14} {'accepted':>9} {'seconds':>8}")
+    for setting in SETTINGS[: arguments.settings]:
+        for bits in BITS:
+            n, m, k, s = setting
+            if (bits, n, m, k, s if math.isfinite(s) else None) in known:
+                continue
+            row = {
+                "bits": bits,
+                **measure(lm, lm.quantized(bits), setting, arguments.tokens, arguments.prompts, arguments.seed),
+            }
+            data["rows"].append(row)
+            (speed, speed_se), (bound, bound_se) = row["tokens_per_pass"], row["bound"]
+            accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
+            print(
+                f"{bits:4} {n:3} {m:3} {k:3} {s:4g} {speed:8.2f} ± {speed_se:.2f} {bound:8.2f} ± {bound_se:.2f} "
+                f"{accepted:>9} {row['seconds']:8.1f}",
+                flush=True,
+            )
+            arguments.output.parent.mkdir(exist_ok=True)
+            arguments.output.write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
