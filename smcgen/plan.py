@@ -55,15 +55,16 @@ class Plan:
 
     @property
     def draft_law(self) -> tuple[float, Truncation]:
-        """Temperature and truncation of the draft. Under finite leniency the residual covers what a truncated draft leaves
-        out, so that it follows the target's truncation; under infinite leniency it must cover the target by itself."""
+        """Temperature and truncation of the draft. At leniency 1 the residual covers what a truncated draft leaves out, so
+        that it follows the target's truncation; above, a draft can be accepted for certain without covering the target
+        (q <= s p~ everywhere), so that it has to cover it by itself."""
         assert self.draft is not None
         assert self.draft_temperature is not None
         first = self.target.lms[0][0]
         if self.draft_temperature == 0:
             return 1.0, Truncation(top_k=1)
         own = self.draft.truncation
-        if own == WHOLE and self.leniency < math.inf:
+        if own == WHOLE and self.leniency == 1:
             own = first.truncation
         return self.draft_temperature, own
 
@@ -200,10 +201,10 @@ def make_plan(
         draft = LM(draft) if isinstance(draft, str) else draft
         if not isinstance(draft, LM):
             raise UsageError(f"draft {draft!r}: give an LM or the name of a model")
-        if draft.truncation != WHOLE and leniency == math.inf:
+        if draft.truncation != WHOLE and leniency > 1:
             raise UsageError(
-                f"draft {draft!r} leaves out tokens that the target has: truncate the target, leave the draft's truncation "
-                "out, or give a finite leniency"
+                f"draft {draft!r} leaves out tokens that the target has, and would bias the weights: leave the draft's "
+                "truncation out, or give leniency=1 (mode='exact')"
             )
         if draft_temperature is None:
             # A temperature of the draft's own stands as it is.

@@ -15,7 +15,7 @@ from smcgen.proposals.lenient import Judgement
 from smcgen.smc import round as round_module
 from smcgen.smc.round import Algorithm
 from tests.statistics import FUNCTIONS, evidence_z, many, measure, z_score
-from tests.tables import END, Exact, log_p
+from tests.tables import END, Exact, TableLM, log_p
 from tests.test_evidence import BASE, CASES, IDS, LM, SMALL, STOPS, T, exact, matches, stop_samples
 from tests.test_mutations import worst_z
 from tests.test_paged_engine import enumerate_samples, tiny, tokenizer
@@ -75,7 +75,7 @@ def test_two_language_models():
 def test_truncated_target(chains):
     """Tokens of probability 0 have weight 0, under every leniency."""
     cut = BASE.table.masked_fill(BASE.table < BASE.table.sort(-1, descending=True).values[..., 1:2], -torch.inf)
-    from tests.tables import TableLM, samples
+    from tests.tables import samples
 
     lm = TableLM(cut)
 
@@ -88,6 +88,16 @@ def test_truncated_target(chains):
     if chains == 1:
         ramp = sg.Ramp(first=0.5, rounds=2)
         assert abs(evidence_z(many(target, draft=SMALL, block=1, anneal=ramp, groups=10_000), truth)) < 4
+
+
+def test_a_truncated_target_is_covered():
+    """The draft's own nucleus would be one token that leniency accepts for certain, and the target has two."""
+    one, two = ([0.55, 0.38, 0.04, 0.03], [0.92, 0.06, 0.01, 0.01])
+    lm, draft = (sg.LM(TableLM(torch.tensor(p).log().expand(5, 5, 4).clone())) for p in (one, two))
+    posts = many(lm.at(top_p=0.9), draft=draft, block=2, leniency=2.0, groups=10_000)
+    assert abs(z_score(np.exp(posts.log_evidence[:, 0]), 1.0)) < 4
+    with pytest.raises(sg.UsageError, match="leaves out tokens"):
+        sg.sample(lm, "ca", draft=draft.at(top_p=0.9), leniency=2.0, max_tokens=3)
 
 
 def test_blocks_are_ragged_and_lengths_compensated(monkeypatch):
