@@ -9,6 +9,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import hypothesis
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its kernels run on CPU tensors
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("fixed")
