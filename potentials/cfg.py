@@ -142,6 +142,21 @@ class Cfg:
                         behind = behind | self.firsts[symbol] if symbol in self.nullable else self.firsts[symbol]
         return {START: self.firsts[self.start], **{name: follow[name] for name in self.terminals}}
 
+    @cached_property
+    def last(self) -> frozenset[int]:
+        """The bytes that a terminal, hence a text, can end with."""
+        chars: set[int] = set()
+        for terminal in self.terminals.values():
+            automaton = terminal.automaton
+            for state in range(len(automaton.states)):
+                for target, bits in automaton.moves(state).items():
+                    if automaton.accepts(target) & automaton.end:
+                        ranges = self.alphabet.ranges(bits)
+                        chars.update(code for low, high in ranges for code in range(low, min(high, 0x7F) + 1))
+                        if ranges and ranges[-1][1] > 0x7F:
+                            chars.update(range(0x80, 0xC0))  # continuation bytes
+        return frozenset(chars)
+
     def followers(self, name: str) -> int:
         """The classes of the characters that can stand directly after the terminal `name`."""
         bits = 0

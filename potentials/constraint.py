@@ -19,6 +19,7 @@ from smcgen.potentials.base import STOP, Potential, Prompt
 from smcgen.potentials.charengine import CharEngine
 from smcgen.potentials.engine import Engine, Matcher, read
 from smcgen.potentials.history import ROOT, History
+from smcgen.potentials.stopping import StopEngine
 
 MASK_BYTES = 1 << 26  # masks kept for histories that may come again
 REMEMBERED = 1 << 16  # verdicts on finished texts kept
@@ -49,7 +50,7 @@ class Constraint(Potential):
     Subclasses implement `_compile` and `accepts`, and set `exact` to False if the grammar admits more."""
 
     hard = True
-    engine: Engine | CharEngine
+    engine: Engine | CharEngine | StopEngine
     _ends: np.ndarray  # bool [V]
     _verdicts: dict[str, bool]
 
@@ -62,7 +63,7 @@ class Constraint(Potential):
         bound._ends[list(vocabulary.end_ids)] = True
         return bound
 
-    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine:
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine | StopEngine:
         """The engine whose masks are those of this potential under these stop strings."""
         raise NotImplementedError
 

@@ -22,12 +22,14 @@ from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, Engine, Recognizer
+from smcgen.potentials.stopping import StopEngine
 
 FORM = (
     "properties come in the order in which the schema names them",
     "integers have no fraction or exponent",
     "nothing stands before or after the value",
 )
+LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
 
 def json_schema(schema: dict | bool | str | os.PathLike[str] | type) -> Schema:
@@ -81,9 +83,12 @@ class Schema(Constraint):
     def _recognizer(self) -> Recognizer:
         return Recognizer(self.translation, self.name)
 
-    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | StopEngine:
         if stops:
-            raise UsageError(f"{self.name}: stop strings cannot be joined with a schema, whose text ends by itself: drop them")
+            return StopEngine(self._engine, vocabulary, stops, self.name, LAST)
+        return self._engine(vocabulary)
+
+    def _engine(self, vocabulary: Vocabulary) -> Engine:
         return Engine(self.translation, vocabulary, self.name)
 
 

@@ -26,6 +26,7 @@ from smcgen.potentials.emit import doubts, emit, obstacle, unsure
 from smcgen.potentials.engine import Engine
 from smcgen.potentials.indent import LEVELS, STEP, declared, indenter, supported
 from smcgen.potentials.pattern import Inexpressible
+from smcgen.potentials.stopping import StopEngine
 
 LONGEST_GRAMMAR = 1 << 20  # characters
 ALTERNATIVES = 20_000  # of one rule, once lark has multiplied out what stands in brackets
@@ -133,9 +134,12 @@ class Grammar(Constraint):
                 found.append(f"{terminal.literal!r} is spelled like a special token; here it is text, and no token ends there")
         return found
 
-    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine:
+    def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine | StopEngine:
         if stops:
-            raise UsageError(f"{self.name}: stop strings cannot be joined with a grammar: end the grammar's text instead")
+            return StopEngine(self._engine, vocabulary, stops, self.name, self.cfg.last)
+        return self._engine(vocabulary)
+
+    def _engine(self, vocabulary: Vocabulary) -> Engine | CharEngine:
         if self.translation is None:
             return CharEngine(self.cfg, vocabulary, self.name)
         return Engine(self.translation, vocabulary, self.name)

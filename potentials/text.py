@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from smcgen.errors import Impossible, UsageError
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.pattern import ANY, Inexpressible, ranges_of, ranges_to_class, terminal, words
 from smcgen.potentials.regex import Regular
+from smcgen.potentials.stopping import NONE, StopTable
 
 Pattern = str | re.Pattern[str]
 
@@ -42,8 +44,9 @@ def avoids(*what: Pattern) -> Regular:
 def length(min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens") -> Potential:
     """phi(text) = 1 if the text has from `min` to `max` (None: any number of) units, else 0.
 
-    unit: "tokens", the end token not counted; "chars", code points; "words", as `text.split()` counts them; "lines",
-    as `text.split("\\n")` counts them, except that a line break at the end begins no further line (and "" has none)."""
+    unit: "tokens", the one that ends the sample not counted (an end token, or the one that completes a stop string);
+    "chars", code points; "words", as `text.split()` counts them; "lines", as `text.split("\\n")` counts them, except that a
+    line break at the end begins no further line (and "" has none)."""
     for bound in (min, max):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
             raise UsageError(f"length: {bound!r} is no number of {unit}: give integers from 0 on")
@@ -101,68 +104,106 @@ def _name(kind: str, parts: Sequence[Any]) -> str:
     return f"{kind}({shown})" if len(shown) <= 60 else f"{kind}({shown[:50]}...)"
 
 
+@dataclass
+class Counts:
+    """The state of a `TokenCount`: how many tokens each row has read, int64 [rows], and after each of them (int64 [rows,
+    capacity]) how many count and where the stop automaton stands. Rows of one group stand together."""
+
+    read: torch.Tensor
+    counted: torch.Tensor
+    stop: torch.Tensor
+    particles: int
+
+    def now(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        at = self.read[rows][:, None]
+        return self.counted[rows].gather(1, at)[:, 0], self.stop[rows].gather(1, at)[:, 0]
+
+
 class TokenCount(Potential):
-    """From `minimum` to `maximum` tokens; the state is the number of tokens of each row, int64 [groups, particles]."""
+    """From `minimum` to `maximum` tokens; the token that ends the sample, even by completing a stop string, does not count."""
 
     hard = True
     of_tokens = True  # two spellings of one text may have different values
 
     def __init__(self, minimum: int, maximum: int | None, name: str):
-        self.minimum, self.maximum, self.name = minimum, maximum, name
+        self.minimum, self.name = minimum, name
+        self.maximum = np.iinfo(np.int64).max if maximum is None else maximum
 
     def __repr__(self) -> str:
         return self.name
 
     def bind(self, vocabulary, stops: Sequence[str], device: torch.device) -> TokenCount:
-        if stops:
-            raise UsageError(
-                f"{self.name}: with stop strings the tokens of the text are not well defined: bound another unit, or drop them"
-            )
         bound = super().bind(vocabulary, stops, device)
         assert isinstance(bound, TokenCount)
         text = np.array([bool(token) for token in vocabulary.tokens])
-        ends = np.zeros(len(vocabulary), bool)
-        ends[list(vocabulary.end_ids)] = True
-        bound._text, bound._ends = _bits(text), _bits(ends)
+        table = StopTable.of(vocabulary.tokens, stops)
+        done, completing = len(table.cut), (table.cut != NONE) & text  # `done`: the state in which a stop string is complete
+        following = np.where(completing, done, table.next_state)
+        bound._next = torch.from_numpy(np.vstack((following, np.full_like(following[:1], done))))
+        ends = completing.copy()
+        ends[:, list(vocabulary.end_ids)] = True
+        bound._more, bound._ends = _bits(text & ~completing), _bits(ends)
+        bound._all = _bits(text[None] | ends)[0]
         return bound
 
-    _text: torch.Tensor  # int32 [words], the tokens of texts
-    _ends: torch.Tensor  # int32 [words], the end tokens
+    _next: torch.Tensor  # int32 [stop states, V]
+    _more: torch.Tensor  # int32 [stop states - 1, words], the tokens that prolong a text
+    _ends: torch.Tensor  # int32 [stop states - 1, words], the tokens that end it
+    _all: torch.Tensor  # int32 [words], what may follow a complete stop string: anything, for no sample comes there
 
-    def start(self, prompts: Sequence[Prompt], particles: int) -> torch.Tensor:
-        return torch.zeros(len(prompts), particles, dtype=torch.int64)
+    def start(self, prompts: Sequence[Prompt], particles: int) -> Counts:
+        read = torch.zeros(len(prompts) * particles, dtype=torch.int64)
+        return Counts(
+            read, torch.zeros(len(read), 64, dtype=torch.int64), torch.zeros(len(read), 64, dtype=torch.int64), particles
+        )
 
-    def restart(self, state: torch.Tensor, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
-        state[list(groups)] = 0
+    def restart(self, state: Counts, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        state.read.view(-1, state.particles)[list(groups)] = 0
 
-    def mask(self, state: torch.Tensor, out: torch.Tensor, active: torch.Tensor) -> None:
-        counts = state.view(-1)
-        more = counts < (counts.max() + 1 if self.maximum is None else self.maximum)
-        enough = (counts >= self.minimum) & (counts <= (counts if self.maximum is None else self.maximum))
-        words = torch.where(more[:, None], self._text, 0) | torch.where(enough[:, None], self._ends, 0)
-        out[active] = words[active]
+    def mask(self, state: Counts, out: torch.Tensor, active: torch.Tensor) -> None:
+        counted, stop = state.now(active.nonzero()[:, 0])
+        done = stop == len(self._more)
+        at = torch.where(done, 0, stop)
+        more = torch.where((counted < self.maximum)[:, None], self._more[at], 0)
+        ends = torch.where(done[:, None], self._all, self._ends[at])
+        enough = (counted >= self.minimum) & (counted <= self.maximum)
+        out[active] = torch.where(done[:, None], 0, more) | torch.where(enough[:, None], ends, 0)
 
-    def extend(self, state: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        state.view(-1).add_(counts)
-        return self._value(torch.where(counts > 0, state.view(-1), 0))
+    def extend(self, state: Counts, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(counts))
+        longest = int(state.read.max()) + tokens.shape[1] + 1
+        if longest > state.stop.shape[1]:
+            more = torch.zeros(len(rows), longest, dtype=torch.int64)
+            state.counted, state.stop = torch.cat([state.counted, more], 1), torch.cat([state.stop, more], 1)
+        for column in range(int(counts.max())):
+            reading = rows[counts > column]
+            counted, stop = state.now(reading)
+            stop = self._next[stop, tokens[reading, column]].long()
+            state.read[reading] += 1
+            state.stop[reading, state.read[reading]] = stop
+            state.counted[reading, state.read[reading]] = counted + (stop != len(self._more))
+        counted, stop = state.now(rows)
+        barred = (counted > self.maximum) | ((counted < self.minimum) & (stop == len(self._more)))
+        return _log(~barred | (counts == 0))
 
-    def rollback(self, state: torch.Tensor, counts: torch.Tensor) -> None:
-        state.view(-1).sub_(counts)
+    def rollback(self, state: Counts, counts: torch.Tensor) -> None:
+        state.read -= counts
 
-    def fork(self, state: torch.Tensor, ancestors: torch.Tensor) -> None:
-        state.view(-1).copy_(state.view(-1)[ancestors])
+    def fork(self, state: Counts, ancestors: torch.Tensor) -> None:
+        state.read, state.counted, state.stop = state.read[ancestors], state.counted[ancestors], state.stop[ancestors]
 
-    def finish(self, state: torch.Tensor, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
-        counts = state.view(-1)[rows]
-        return torch.where(counts >= self.minimum, self._value(counts), -torch.inf)
+    def finish(self, state: Counts, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
+        counted, _ = state.now(rows)
+        return _log((counted >= self.minimum) & (counted <= self.maximum))
 
-    def _value(self, counts: torch.Tensor) -> torch.Tensor:
-        """0 where there may be so many tokens, else -inf."""
-        barred = torch.zeros_like(counts, dtype=torch.bool) if self.maximum is None else counts > self.maximum
-        return torch.zeros(len(counts), dtype=torch.float64).masked_fill(barred, -torch.inf)
+
+def _log(holds: torch.Tensor) -> torch.Tensor:
+    """float64: 0 where `holds`, else -inf."""
+    return torch.zeros(len(holds), dtype=torch.float64).masked_fill(~holds, -torch.inf)
 
 
 def _bits(chosen: np.ndarray) -> torch.Tensor:
-    padded = np.zeros(-(-len(chosen) // 32) * 32, bool)
-    padded[: len(chosen)] = chosen
-    return torch.from_numpy(np.packbits(padded, bitorder="little").view(np.int32).copy())
+    """bool [n, V] as int32 [n, words]."""
+    padded = np.zeros((len(chosen), -(-chosen.shape[1] // 32) * 32), bool)
+    padded[:, : chosen.shape[1]] = chosen
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32).copy())

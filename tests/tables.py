@@ -28,7 +28,7 @@ def vocabulary(name: str = "table") -> Vocabulary:
 
 @dataclass
 class TableContext(Context):
-    history: torch.Tensor  # int64 [rows, L], START before the first token
+    history: torch.Tensor  # int64 [rows, L], `start` before the first token
 
 
 class TableLM:
@@ -36,9 +36,9 @@ class TableLM:
 
     max_tokens = None
 
-    def __init__(self, table: torch.Tensor, name: str = "table"):
-        self.table, self.name = table, name
-        self.vocabulary = vocabulary(name)
+    def __init__(self, table: torch.Tensor, name: str = "table", words: Vocabulary | None = None):
+        self.table, self.name, self.start = table, name, len(table) - 1
+        self.vocabulary = words or vocabulary(name)
         self.device = table.device
 
     def open(self, groups: int, particles: int, prompt_tokens: int, new_tokens: int, isolate: bool = False) -> TableContext:
@@ -47,7 +47,7 @@ class TableLM:
             groups,
             particles,
             torch.zeros(rows, dtype=torch.int64, device=self.device),
-            torch.full((rows, prompt_tokens + new_tokens), START, device=self.device),
+            torch.full((rows, prompt_tokens + new_tokens), self.start, device=self.device),
         )
 
     def prefill(self, context: TableContext, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -64,7 +64,7 @@ class TableLM:
             context.history[rows, context.length[rows] + t] = tokens[rows, t]
         at = context.length[:, None] + torch.arange(tokens.shape[1], device=self.device)
         last = context.history.gather(1, at.clamp(max=width - 1))
-        before = torch.where(at > 0, context.history.gather(1, (at - 1).clamp(0, width - 1)), START)
+        before = torch.where(at > 0, context.history.gather(1, (at - 1).clamp(0, width - 1)), self.start)
         context.length += counts
         return self.table[before, last]
 
@@ -77,7 +77,7 @@ class TableLM:
 
     def probabilities(self, prompt: Sequence[int], prefix: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """p(. | prompt + prefix), float64 [V], computed apart from everything the engine uses."""
-        read = [START, START, *prompt, *prefix]
+        read = [self.start, self.start, *prompt, *prefix]
         logits = self.table[read[-2], read[-1]].double().cpu().numpy() / temperature
         mass = np.exp(logits - logits.max())
         return mass / mass.sum()

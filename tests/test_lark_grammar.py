@@ -229,8 +229,6 @@ def test_other_misuse_is_refused():
         lark('start: "a"', parser="cyk")
     with pytest.raises(UsageError, match="belong to the Lark object"):
         lark(larklib.Lark('start: "a"'), start="x")
-    with pytest.raises(UsageError, match="stop strings"):
-        lark('start: "a"').bind(VOCABULARY, ("x",), CPU)
 
 
 @pytest.mark.parametrize("grammar", ['start: "b" start', 'start: x "a"\nx: "b" x', "start: A\nA: /(?!a)a/"])

@@ -120,10 +120,8 @@ def test_refusals(schema, reason):
     assert "\n" not in str(error.value)
 
 
-def test_empty_schemas_and_stops():
+def test_empty_schemas():
     with pytest.raises(Impossible):
         json_schema(False)
     with pytest.raises((Impossible, UsageError)):
         json_schema({"type": "string", "minLength": 3, "maxLength": 2}).bind(VOCABULARY, (), torch.device("cpu"))
-    with pytest.raises(UsageError, match="stop strings"):
-        json_schema(PERSON).bind(VOCABULARY, ("\n",), torch.device("cpu"))
