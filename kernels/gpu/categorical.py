@@ -11,11 +11,12 @@ up to what the first kernel said.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
+
+from smcgen.kernels.gpu.rows import Lead, lay, lead, offset
 
 CHUNK = 2048  # tokens per program of the first kernel: the draw of a row depends on it (by rounding), so it is one constant
 
@@ -28,12 +29,6 @@ POWERED = tl.constexpr(4)  # sum over all tokens of exp((x - TOP) * exponent / t
 FIELDS = tl.constexpr(5)
 
 NO_MASK, FLAGS, BITS = 0, 1, 2  # how a mask comes: not at all, as a byte or as a bit per token
-
-
-@triton.jit
-def _offset(row, d1, d2, s0, s1, s2):
-    """Where entry `row` of the flattened leading axes [d0, d1, d2] with strides s0, s1, s2 begins."""
-    return row // (d1 * d2) * s0 + row // d2 % d1 * s1 + row % d2 * s2
 
 
 @triton.jit
@@ -60,8 +55,8 @@ def _masses(X, Mask, Exponent, Parts, V, chunks, temperature, d1, d2, x0, x1, x2
             CHUNK: tl.constexpr, MASK: tl.constexpr, POWER: tl.constexpr):  # fmt: skip
     """One program per (row, chunk)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    X += _offset(row, d1, d2, x0, x1, x2)
-    Mask += _offset(row, d1, d2, m0, m1, m2)
+    X += offset(row, d1, d2, x0, x1, x2)
+    Mask += offset(row, d1, d2, m0, m1, m2)
     v = chunk * CHUNK + tl.arange(0, CHUNK)
     x, y = _logits(X, Mask, v, v < V, MASK)
     top = tl.max(x, 0)
@@ -71,7 +66,7 @@ def _masses(X, Mask, Exponent, Parts, V, chunks, temperature, d1, d2, x0, x1, x2
     tl.store(Parts + TOP * chunks, top.to(tl.float64))
     tl.store(Parts + ALL * chunks, tl.sum(tl.exp((x - base) * rate.to(tl.float32)).to(tl.float64), 0))
     if POWER:
-        rate *= tl.load(Exponent + _offset(row, d1, d2, e0, e1, e2))
+        rate *= tl.load(Exponent + offset(row, d1, d2, e0, e1, e2))
     k = rate.to(tl.float32)
     if MASK:
         high = tl.max(y, 0)
@@ -104,14 +99,14 @@ def _draw(X, Mask, Exponent, Uniform, Parts, Token, Out, V, chunks, temperature,
           e0, e1, e2, u0, u1, u2, CHUNK: tl.constexpr, P: tl.constexpr, MASK: tl.constexpr, POWER: tl.constexpr):  # fmt: skip
     """One program per row."""
     row = tl.program_id(0).to(tl.int64)
-    X += _offset(row, d1, d2, x0, x1, x2)
-    Mask += _offset(row, d1, d2, m0, m1, m2)
+    X += offset(row, d1, d2, x0, x1, x2)
+    Mask += offset(row, d1, d2, m0, m1, m2)
     Parts += row * FIELDS * chunks
     inverse = 1.0 / tl.cast(tl.cast(temperature, tl.float32), tl.float64)
     rate = inverse
     exponent = 1.0
     if POWER:
-        exponent = tl.load(Exponent + _offset(row, d1, d2, e0, e1, e2))
+        exponent = tl.load(Exponent + offset(row, d1, d2, e0, e1, e2))
         rate *= exponent
     all_high, all_top, scale, mass = _join(Parts, chunks, inverse, TOP, ALL, P)
     log_all = tl.log(tl.sum(mass, 0))
@@ -126,7 +121,7 @@ def _draw(X, Mask, Exponent, Uniform, Parts, Token, Out, V, chunks, temperature,
     alive = total > 0  # not so if nothing is allowed, and not if a logit is NaN
 
     c = tl.arange(0, P)
-    goal = tl.load(Uniform + _offset(row, d1, d2, u0, u1, u2)) * total
+    goal = tl.load(Uniform + offset(row, d1, d2, u0, u1, u2)) * total
     chunk = tl.min(tl.where((tl.cumsum(mass, 0) > goal) & (mass > 0), c, P), 0)
     chunk = tl.minimum(chunk, tl.max(tl.where(mass > 0, c, 0), 0))  # rounding at the upper end
     rest = goal - tl.sum(tl.where(c < chunk, mass, 0.0), 0)
@@ -158,36 +153,15 @@ def _score(X, Tokens, Parts, Out, chunks, temperature, d1, d2, x0, x1, x2, t0, t
     row = tl.program_id(0).to(tl.int64)
     rate = 1.0 / tl.cast(tl.cast(temperature, tl.float32), tl.float64)
     high, _, _, mass = _join(Parts + row * FIELDS * chunks, chunks, rate, TOP, ALL, P)
-    token = tl.load(Tokens + _offset(row, d1, d2, t0, t1, t2))
-    X += _offset(row, d1, d2, x0, x1, x2)
+    token = tl.load(Tokens + offset(row, d1, d2, t0, t1, t2))
+    X += offset(row, d1, d2, x0, x1, x2)
     tl.store(Out + row, _log_p(X, token, high, temperature, tl.log(tl.sum(mass, 0))))
-
-
-Lead = tuple[int, int, int]
-
-
-def _lead(shape: Sequence[int]) -> Lead:
-    """The leading axes as exactly three."""
-    d0, d1, d2 = (1, 1, 1, *shape)[-3:]
-    return math.prod(shape[: len(shape) - 2]) if len(shape) > 2 else d0, d1, d2
-
-
-def _lay(x: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, Lead]:
-    """x [..., W] broadcast to [*shape, W], and its strides over `_lead(shape)`: no copy, unless the last axis is not
-    contiguous or there are more than three leading axes that do not merge."""
-    x = x.expand(*shape, x.shape[-1])
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
-        x = x.contiguous()
-    if len(shape) > 3:
-        x = x.flatten(0, len(shape) - 3)
-    s0, s1, s2 = (0, 0, 0, *x.stride()[:-1])[-3:]
-    return x, (s0, s1, s2)
 
 
 def _launch_masses(
     logits: torch.Tensor,
     temperature: float,
-    lead: Lead,
+    axes: Lead,
     x: Lead,
     exponent: torch.Tensor | None = None,
     e: Lead = (0, 0, 0),
@@ -197,11 +171,11 @@ def _launch_masses(
     """The parts float64 [rows, FIELDS, chunks] and the number of chunks."""
     size = logits.shape[-1]
     chunks = triton.cdiv(size, CHUNK)
-    rows = math.prod(lead)
+    rows = math.prod(axes)
     parts = torch.empty(rows, FIELDS.value, chunks, dtype=torch.float64, device=logits.device)
     _masses[(rows, chunks)](
         logits, logits if mask is None else mask, logits if exponent is None else exponent, parts, size, chunks, temperature,
-        *lead[1:], *x, *m, *e, CHUNK, _kind(mask), exponent is not None, num_warps=4,
+        *axes[1:], *x, *m, *e, CHUNK, _kind(mask), exponent is not None, num_warps=4,
     )  # fmt: skip
     return parts, chunks
 
@@ -220,22 +194,22 @@ def power_draw(
     allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `kernels.categorical.power_draw`: token, log_q, log_z, log_p and log_left."""
-    shape, lead = logits.shape[:-1], _lead(logits.shape[:-1])
-    rows = math.prod(lead)
+    shape, axes = logits.shape[:-1], lead(logits.shape[:-1])
+    rows = math.prod(axes)
     token = torch.empty(shape, dtype=torch.int64, device=logits.device)
     out = torch.empty(4, *shape, dtype=torch.float64, device=logits.device)
     if rows > 0:
-        logits, x = _lay(logits, shape)
-        uniform, u = _lay(uniform[..., None], shape)
+        logits, x = lay(logits, shape)
+        uniform, u = lay(uniform[..., None], shape)
         mask, m, e = None, (0, 0, 0), (0, 0, 0)
         if allowed is not None:
-            mask, m = _lay(allowed if allowed.dtype == torch.int32 else allowed.view(torch.uint8), shape)
+            mask, m = lay(allowed if allowed.dtype == torch.int32 else allowed.view(torch.uint8), shape)
         if exponent is not None:
-            exponent, e = _lay(exponent[..., None], shape)
-        parts, chunks = _launch_masses(logits, temperature, lead, x, exponent, e, mask, m)
+            exponent, e = lay(exponent[..., None], shape)
+        parts, chunks = _launch_masses(logits, temperature, axes, x, exponent, e, mask, m)
         _draw[(rows,)](
             logits, logits if mask is None else mask, logits if exponent is None else exponent, uniform, parts, token, out,
-            logits.shape[-1], chunks, temperature, rows, *lead[1:], *x, *m, *e, *u,
+            logits.shape[-1], chunks, temperature, rows, *axes[1:], *x, *m, *e, *u,
             CHUNK, triton.next_power_of_2(chunks), _kind(mask), exponent is not None, num_warps=8,
         )  # fmt: skip
     log_q, log_z, log_p, log_left = out.unbind()
@@ -244,12 +218,12 @@ def power_draw(
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """As `kernels.categorical.score`."""
-    shape, lead = logits.shape[:-1], _lead(logits.shape[:-1])
+    shape, axes = logits.shape[:-1], lead(logits.shape[:-1])
     out = torch.empty(shape, dtype=torch.float64, device=logits.device)
     if out.numel() > 0:
-        logits, x = _lay(logits, shape)
-        tokens, t = _lay(tokens[..., None], shape)
-        parts, chunks = _launch_masses(logits, temperature, lead, x)
+        logits, x = lay(logits, shape)
+        tokens, t = lay(tokens[..., None], shape)
+        parts, chunks = _launch_masses(logits, temperature, axes, x)
         columns = triton.next_power_of_2(chunks)
-        _score[(out.numel(),)](logits, tokens, parts, out, chunks, temperature, *lead[1:], *x, *t, columns, num_warps=1)
+        _score[(out.numel(),)](logits, tokens, parts, out, chunks, temperature, *axes[1:], *x, *t, columns, num_warps=1)
     return out
