@@ -129,7 +129,7 @@ class GenlmPotential(FunctionPotential):
 
 
 def to_genlm(potential: Potential, model: LM | Vocabulary, prompt: str = "") -> Any:
-    """A factor as a potential of genlm-control, over the tokens of a language model (its `Token`s, by id; no end tokens).
+    """A factor as a potential of genlm-control, over the tokens of a language model (each a `Token`, by id; no end tokens).
 
     `prefix` is what the factor says of an unfinished text (0 or -inf if it is hard), `complete` is log phi.
 

@@ -1,0 +1,69 @@
+"""How the documentation is built: `sphinx-build -W -n docs docs/_build/html`.
+
+Some pages are written when a build begins, each from what it describes: `cli.md` from the command's own parser,
+`messages.md` from the places that raise errors, `benchmarks.md` from `benchmarks/results/*.json`, and `tutorials/` from the
+notebooks, whose stored outputs are shown.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+from benchmark_page import benchmark_page  # noqa: E402
+from cli_page import cli_page  # noqa: E402
+from message_page import message_page  # noqa: E402
+from tutorial_pages import tutorial_pages  # noqa: E402
+
+import smcgen  # noqa: E402
+
+project = "smcgen"
+author = "the smcgen authors"
+project_copyright = "the smcgen authors, Apache-2.0"
+version = release = smcgen.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_copybutton"]
+exclude_patterns = ["_build", "_ext"]
+html_theme = "furo"
+html_title = f"smcgen {version}"
+html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
+html_show_sphinx = False
+
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+nb_merge_streams = True
+copybutton_prompt_text = "$ "
+copybutton_exclude = ".go, .gp"  # prompts and outputs stay behind
+
+smartquotes = False  # "--option" is no dash
+default_role = "code"  # docstrings write names in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+# Types of other packages, whose inventories would need the network, and names that only type checkers see.
+nitpick_ignore_regex = [("py:.*", ".*")]
+
+
+def write_pages() -> None:
+    """Writes the generated pages where they differ, so that a second build has nothing to do."""
+    pages = {
+        HERE / "cli.md": cli_page(),
+        HERE / "benchmarks.md": benchmark_page(ROOT / "benchmarks"),
+        HERE / "messages.md": message_page(ROOT),
+    }
+    pages |= tutorial_pages(ROOT / "tutorials", HERE / "tutorials")
+    for path, text in pages.items():
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for stale in set((HERE / "tutorials").iterdir()) - set(pages):
+        stale.unlink()
+
+
+write_pages()  # before Sphinx looks for documents
