@@ -24,11 +24,14 @@ author = "the smcgen authors"
 project_copyright = "the smcgen authors, Apache-2.0"
 version = release = smcgen.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_copybutton"]
-exclude_patterns = ["_build", "_ext"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "sphinx_copybutton"]
+exclude_patterns = ["_build", "_ext", "_static"]
 html_theme = "furo"
 html_title = f"smcgen {version}"
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sphinx = False
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
