@@ -1,4 +1,5 @@
-"""Acceptance of drafted tokens: recursive rejection with leniency, the torch reference.
+"""Acceptance of drafted tokens: recursive rejection with leniency. `verify` judges whole blocks, on a CUDA device in Triton;
+the rest is torch, position by position.
 
 At one position let p be the local target, q the draft, and x_1 ... x_n independent draws from q. With r_0 = p, candidate i is
 accepted if u_i q(x_i) < s r_{i-1}(x_i), and a rejection leaves r_i, proportional to (r_{i-1} - q)+. If none is accepted the
@@ -19,9 +20,12 @@ q = 0 is no candidate, one with p = 0 is never accepted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+from smcgen.kernels.categorical import draw, log_softmax, scaled, unpack
 
 CHUNK = 1 << 15  # columns of the vocabulary that one pass holds in float64
 TINY = 1e-300
@@ -119,3 +123,146 @@ def log_law(
     log_m = torch.minimum(log_q[..., None], log_r[..., :-1] + torch.tensor(leniency, dtype=log_r.dtype).log())
     terms = torch.where(candidates, levels.reach[..., :-1].log() + log_m, -torch.inf)
     return torch.cat([terms, (levels.reach[..., -1].log() + log_r[..., -1])[..., None]], -1).logsumexp(-1)
+
+
+@dataclass
+class Verdict:
+    """The blocks that `verify` made of drafted tokens. Position t holds an accepted token for t < accepted, the token that ends
+    the block at t = accepted, and 0 everywhere beyond. Logs are natural."""
+
+    tokens: torch.Tensor  # int64 [rows, K + 1]
+    accepted: torch.Tensor  # int64 [rows], drafted tokens that were taken
+    rejected: torch.Tensor  # bool [rows]: the last token comes from the residual, not from the local target
+    chain: torch.Tensor  # int64 [rows], the chain (the lowest of several) that drafted all the accepted tokens
+    log_target: torch.Tensor  # float64 [rows, K + 1], log p~ of each token
+    log_law: torch.Tensor  # float64 [rows, K + 1], log L of each token; log p~ where it ends a block without a rejection
+    log_p: torch.Tensor  # float64 [rows, K + 1], log p of each token, without exponent and mask
+    log_z: torch.Tensor  # float64 [rows, K + 1], log Z_t, of the sum of p**exponent over what is allowed; NaN if a logit is
+    log_left: torch.Tensor  # float64 [rows, K + 1], log of the share of the sum of p**exponent that the mask leaves
+
+    @property
+    def log_gain(self) -> torch.Tensor:
+        """log Z_t + log p~ - log L of each token, float64 [rows, K + 1]: what it adds to the log weight; -inf where nothing
+        could be drawn."""
+        return self.log_z + torch.where(self.log_law == -torch.inf, -torch.inf, self.log_target - self.log_law)
+
+
+def verify(
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    tokens: torch.Tensor,
+    uniform: torch.Tensor,
+    final: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    draft_temperature: float = 1.0,
+    exponent: torch.Tensor | None = None,
+    leniency: float = 1.0,
+    counts: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+) -> Verdict:
+    """Judges drafted tokens in order, up to the first position where every candidate is rejected, and draws the token that
+    ends the block: from the residual there, else from the local target at the first position that was not drafted.
+
+    The local target at a position is p~ = p**exponent / Z_t on the allowed tokens with p = softmax(target / temperature); the
+    drafted tokens came from q = softmax(draft / draft_temperature) on the allowed tokens. After an accepted token the chains
+    that drafted it too go on as candidates. Where nothing is allowed the block ends, with log_z = log_law = -inf and token 0.
+
+    Args:
+        target: logits [rows, M, K + 1, V] of M chains, float32, float16 or bfloat16: position t of a chain follows its first t
+            tokens. Every axis but the last may be strided, as in a view of a wider or of a permuted tensor.
+        draft: logits [rows, M, K, V], likewise.
+        tokens: int64 [rows, M, K], drawn from q, in each chain on its own.
+        uniform: float64 [rows, M, K] in (0, 1), for acceptance.  final: float64 [rows], for the last token.
+        exponent: float64 [rows], > 0; None is 1.
+        leniency: s, finite and >= 1.
+        counts: int64 [rows, M], how many tokens each chain drafted; None is K. Chains with equal tokens have equal counts.
+        allowed: int32 bit rows [rows, M, K + 1, ceil(V / 32)], see `smcgen.kernels.categorical`; None is all.
+
+    On CUDA masses are formed in float32 and a few numbers per 4,096 tokens kept, nothing of the size of the logits; log
+    probabilities agree with the reference to about 1e-6. With M > 1 every rejected candidate costs a pass over the vocabulary.
+    """
+    if not 1 <= leniency < math.inf:
+        raise ValueError(f"the leniency must be finite and at least 1, got {leniency}")
+    if draft.shape[:2] != target.shape[:2] or draft.shape[2] != target.shape[2] - 1 or draft.shape[3] != target.shape[3]:
+        raise ValueError(
+            f"target logits [rows, M, K + 1, V] and draft logits [rows, M, K, V] are wanted, got {list(target.shape)} and "
+            f"{list(draft.shape)}"
+        )
+    if target.is_cuda:
+        from smcgen.kernels.gpu import verify as gpu
+
+        heat = (temperature, draft_temperature)
+        return Verdict(*gpu.verify(target, draft, tokens, uniform, final, *heat, exponent, leniency, counts, allowed))
+    rows, chains, drafted = tokens.shape
+    each = torch.arange(rows, device=tokens.device)
+    power = torch.ones(rows, dtype=torch.float64, device=tokens.device) if exponent is None else exponent
+    bits = None if allowed is None else unpack(allowed, target.shape[-1])
+
+    def local(at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """At positions `at` of the chains followed: log p~, log p, log Z_t and the log of the share left."""
+        log_p = log_softmax(target[each, chain, at], temperature)
+        log_mass = power[:, None] * log_p
+        log_total = log_mass.logsumexp(-1)
+        if exponent is None:
+            log_total = log_total * 0.0  # the sum of probabilities, without its rounding
+        log_z = log_total
+        if bits is not None:
+            log_mass = log_mass.masked_fill(~bits[each, chain, at], -torch.inf)
+            log_z = log_mass.logsumexp(-1)
+        law = torch.where(log_z[:, None] == -torch.inf, -torch.inf, log_mass - log_z[:, None])
+        return law, log_p, log_z, log_z - log_total
+
+    chain, accepted = torch.zeros_like(each), torch.zeros_like(each)
+    live = torch.ones(rows, chains, dtype=torch.bool, device=tokens.device)
+    going, rejected = torch.ones_like(each, dtype=torch.bool), torch.zeros_like(each, dtype=torch.bool)
+    committed = torch.zeros(rows, drafted + 1, dtype=torch.int64, device=tokens.device)
+    results = torch.zeros(5, rows, drafted + 1, dtype=torch.float64, device=tokens.device)
+    blank = torch.zeros(rows, chains + 1, dtype=torch.float64, device=tokens.device)
+    end = Levels(blank, torch.ones_like(blank), torch.ones_like(blank))
+    end_q = torch.full((rows, target.shape[-1]), -torch.inf, dtype=torch.float64, device=tokens.device)
+    end_candidates = torch.zeros_like(live)
+    for k in range(drafted):
+        at = torch.full_like(each, k)
+        log_target, log_p, log_z, log_left = local(at)
+        candidates = live & going[:, None] & (log_z != -torch.inf)[:, None]
+        if counts is not None:
+            candidates = candidates & (k < counts)
+        going = candidates.any(-1)
+        log_q = scaled(draft[each, chain, at], draft_temperature).double()
+        if bits is not None:
+            log_q = log_q.masked_fill(~bits[each, chain, at], -torch.inf)
+        log_q = log_q - log_q.logsumexp(-1, keepdim=True)
+        level = levels(log_target, log_q, candidates, leniency)
+        token = tokens[:, :, k]
+        x_target, x_q = log_target.gather(-1, token), log_q.gather(-1, token)
+        which = accept(level, x_target, x_q, candidates, uniform[:, :, k], leniency)
+        taken = going & (which < chains)
+        fresh = going & ~taken
+        rejected = rejected | fresh
+        end_candidates = torch.where(fresh[:, None], candidates, end_candidates)
+        end_q = torch.where(fresh[:, None], log_q, end_q)
+        end = Levels(*(torch.where(fresh[:, None], getattr(level, f), getattr(end, f)) for f in ("cost", "mass", "reach")))
+
+        which = which.clamp(max=chains - 1)
+        chosen = token[each, which]
+        law = log_law(level, x_target[each, which], x_q[each, which], candidates, leniency)
+        found = torch.stack([x_target[each, which], law, log_p[each, chosen], log_z, log_left])
+        results[:, :, k] = torch.where(taken, found, 0.0)
+        committed[:, k] = torch.where(taken, chosen, 0)
+        accepted, chain = accepted + taken, torch.where(taken, which, chain)
+        later = torch.arange(chains, device=tokens.device) >= which[:, None]
+        live = live & (~taken[:, None] | later & (token == chosen[:, None]))
+        going = taken
+
+    log_target, log_p, log_z, log_left = local(accepted)
+    token, drawn, _ = draw(log_excess(log_target, end_q, end.cost[:, -1:]), final)
+    some = drawn != -torch.inf
+    x_target = torch.where(some, log_target[each, token], -torch.inf)
+    law = log_law(end, x_target, end_q[each, token], end_candidates, leniency)
+    law = torch.where(rejected & some, law, x_target)
+    committed[each, accepted] = token
+    results[:, each, accepted] = torch.stack(
+        [x_target, law, torch.where(some, log_p[each, token], -torch.inf), log_z, log_left]
+    )
+    return Verdict(committed, accepted, rejected, chain, *results.unbind(0))
