@@ -24,7 +24,7 @@ author = "the smcgen authors"
 project_copyright = "the smcgen authors, Apache-2.0"
 version = release = smcgen.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "mathml", "sphinx_copybutton"]
 exclude_patterns = ["_build", "_ext", "_static"]
 html_theme = "furo"
 html_title = f"smcgen {version}"
@@ -49,8 +49,12 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-# Types of other packages, whose inventories would need the network, and names that only type checkers see.
-nitpick_ignore_regex = [("py:.*", ".*")]
+# Types of other packages, whose inventories would need the network, and of the engine's inside.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|collections|re|os|pathlib|lark|llguidance)\..*"),
+    ("py:.*", r"Axes|Figure|Path|Record|Vocabulary|smcgen\.record\.Record"),
+    ("py:.*", r"(tuple|list|dict)\[.*"),
+]
 
 
 def write_pages() -> None:
