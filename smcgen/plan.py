@@ -47,6 +47,7 @@ class Plan:
     rivals: tuple[LM, ...]
     policy: str
     draft_costs: tuple[float, ...]
+    verification: str
 
     @property
     def rows(self) -> int:
@@ -100,6 +101,7 @@ class Plan:
             "draft_costs": list(self.draft_costs) or None,
             "leniency": self.leniency if math.isfinite(self.leniency) else None,
             "chains": self.chains,
+            "verification": self.verification if self.draft is not None else None,
             "candidates": self.candidates,
         }
 
@@ -125,6 +127,7 @@ def make_plan(
     candidates: int | None,
     policy: str,
     draft_costs: Sequence[float] | None,
+    verification: str | None,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -139,7 +142,7 @@ def make_plan(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}")
     if mode == "exact":
-        _check_exact(target, particles, leniency, anneal)
+        _check_exact(target, particles, leniency, anneal, on_budget)
         particles, leniency = 1, 1.0
     particles = DEFAULT_PARTICLES if particles is None else particles
     for name, value, least, most in (
@@ -160,6 +163,7 @@ def make_plan(
     leniency = _check_leniency(leniency, chains, draft is None, mode)
     if particles * chains > MAX_SLOTS // 2:
         raise UsageError(f"particles={particles} times chains={chains}: give at most {MAX_SLOTS // 2} together")
+    verification = _check_verification(verification, mode, chains, draft is None)
     greedy = [lm for lm, _ in target.lms if lm.temperature == 0]
     if greedy and mode != "exact":
         raise UsageError(f"{greedy[0]!r} is greedy decoding: give a positive number such as 0.01, or use mode='exact'")
@@ -212,7 +216,7 @@ def make_plan(
     return Plan(
         target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
-        rivals, policy, tuple(draft_costs or [0.0] * (len(rivals) + 1)) if rivals else (),
+        rivals, policy, tuple(draft_costs or [0.0] * (len(rivals) + 1)) if rivals else (), verification,
     )  # fmt: skip
 
 
@@ -238,13 +242,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None) -> None:
+def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None, on_budget: str) -> None:
     """Raises UsageError unless one lossless sequence can have this law."""
     if target.potentials or len(target.lms) != 1 or target.lms[0][1] != 1:
         raise UsageError(
             f"mode='exact' draws from one language model alone, not from {target!r}: use mode='smc' for powers, products and "
             "potentials"
         )
+    if on_budget == "condition":
+        raise UsageError("on_budget='condition' needs weights, which one lossless sequence has not: use mode='smc'")
     for name, given in (("particles", particles not in (None, 1)), ("leniency", leniency not in (None, 1)), ("anneal", anneal)):
         if given:
             raise UsageError(f"{name} has no place in mode='exact' (one particle, leniency 1): leave it out, or use mode='smc'")
@@ -262,3 +268,17 @@ def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mo
     elif chains > 1 and leniency == math.inf:
         raise UsageError("chains has no effect at infinite leniency, where the first is always taken: give a finite leniency")
     return float(leniency)
+
+
+def _check_verification(verification: str | None, mode: str, chains: int, without_draft: bool) -> str:
+    """How drafted tokens are judged; by default together where that can be."""
+    together = mode == "exact" and chains == 1
+    if verification is None:
+        return "block" if together else "token"
+    if verification not in ("block", "token"):
+        raise UsageError(f"verification={verification!r}: give 'block' or 'token'")
+    if without_draft:
+        raise UsageError("verification has no effect without a draft: name a draft model, or leave it out")
+    if verification == "block" and not together:
+        raise UsageError("verification='block' judges one chain in mode='exact': leave it out, or set both")
+    return verification

@@ -22,6 +22,7 @@ from smcgen.plan import Plan
 from smcgen.potentials.base import STOP, Potential, Prompt
 from smcgen.progress import Progress
 from smcgen.proposals.base import World
+from smcgen.proposals.block import BlockJudgement
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.rejection import RejectionProposal
@@ -85,6 +86,8 @@ def run(
             proposal = DraftProposal(reader, plan.block, *plan.draft_law)
         else:
             proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
+        if isinstance(proposal, LenientProposal) and plan.verification == "block":
+            proposal.judgement = BlockJudgement
     text_of = functools.partial(_texts, vocabulary, plan.stop)
     exponents = [b for _, b in plan.target.potentials]
     world = World(

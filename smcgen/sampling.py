@@ -44,6 +44,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     mode: str = "smc",
     policy: str = "restarting",
     draft_costs: Sequence[float] | None = None,
+    verification: str | None = None,
     candidates: int | None = None,
     chat: bool | None = None,
     groups: int | None = None,
@@ -80,6 +81,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         policy: chooses among several drafts: restarting, ucb-tuned, ucb1, thompson, sliding-ucb or fixed (the first).
         draft_costs: of several drafts, what a token of each costs in forwards of the target, measured beforehand; default:
             nothing, so that the most accepted draft wins.
+        verification: in mode="exact" with one chain, "block" (drafted tokens are judged together, so that more are kept; the
+            default there) or "token" (one after the other).
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
@@ -97,7 +100,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     """
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs,
+        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]

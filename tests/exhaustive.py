@@ -23,8 +23,8 @@ from smcgen.kernels import categorical
 from smcgen.lm.batch import Reader
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials import base as potentials
+from smcgen.proposals import block, lenient, target
 from smcgen.proposals import draft as draft_module
-from smcgen.proposals import lenient, target
 from smcgen.proposals.base import World
 from smcgen.smc.ending import Ending
 from smcgen.smc.factors import Potentials, Scorer
@@ -50,7 +50,7 @@ class SmallLM(TableLM):
         self.vocabulary = Vocabulary("small", (b"a", b"b", b""), special=frozenset({END}), end_ids=(END,), bos_id=None)
 
 
-BASE, DRAFT_LM = SmallLM(0), SmallLM(1)
+BASE, DRAFT_LM = SmallLM(0), SmallLM(7)
 TEXTS = [(*body, END) for n in range(T) for body in itertools.product((0, 1), repeat=n)]
 TEXTS += list(itertools.product((0, 1), repeat=T))
 
@@ -113,12 +113,18 @@ def scripted(script: Script) -> Iterator[None]:
         inside = torch.where(code == 0, a / 2, (1 + a) / 2).clamp(1e-300, 1 - 1e-16)
         return accept(levels, log_p, log_q, candidates, inside, leniency)
 
+    def passes(uniform, chance):
+        chance, code = chance.nan_to_num(0.5).clamp(0, 1), uniform.long()
+        script.take(torch.where(code == 0, chance, 1 - chance))
+        return code == 0
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (categorical, draft_module):
             patch.setattr(module, "scaled", scaled)
         for module in (draft_module, lenient, target):
             patch.setattr(module, "draw", draw)
         patch.setattr(lenient, "accept", scripted_accept)
+        patch.setattr(block, "passes", passes)
         yield
 
 
@@ -178,6 +184,13 @@ def _put(reader: Reader, particles: Particles, chains: int) -> None:
     context.length = len(PROMPT) + rows - 1
 
 
+def first_blocks(make: Any, drafted: int = K) -> tuple[Block, torch.Tensor]:
+    """Every first block of one particle, one chain, exponent 1, and its probability float64 [scripts]."""
+    start = _particles([(((),), (0.0, 0.0, 0.0))], 0)
+    blocks, probability = _blocks(start, make, 1.0, 1, Script(1, 1, drafted))
+    return blocks, probability[:, 0]
+
+
 def _blocks(before: Particles, make: Any, alpha: float, chains: int, script: Script) -> tuple[Block, torch.Tensor]:
     """Every block from every state, and its probability float64 [states * scripts, N]."""
     index = torch.arange(len(before.length)).repeat_interleave(len(script.codes))
@@ -194,8 +207,8 @@ def _blocks(before: Particles, make: Any, alpha: float, chains: int, script: Scr
     world = World(scorer, none, Ending(ends, None, T), script, stratify=False)  # pyright: ignore[reportArgumentType]
     script.begin(len(before.length))
     with scripted(script):
-        block = make(reader).extend(wide, world)
-    return block, script.finish()
+        blocks = make(reader).extend(wide, world)
+    return blocks, script.finish()
 
 
 class Replay:
@@ -220,7 +233,7 @@ def _round(weights, before: Particles, make, alpha: float, chains: int, threshol
     """The states after one round, from states with (probability, probability * Z-hat) `weights`."""
     count = before.length.shape[1]
     script = Script(count, chains, K)
-    block, probability = _blocks(before, make, alpha, chains, script)
+    blocks, probability = _blocks(before, make, alpha, chains, script)
     size = len(script.codes)
     chosen, state, chance = [], [], []
     for g in range(len(weights)):
@@ -230,8 +243,8 @@ def _round(weights, before: Particles, make, alpha: float, chains: int, threshol
             for n in range(count):
                 p = float(probability[row, n])
                 if p > 0:
-                    tokens = tuple(block.tokens[row, n, : block.counts[row, n]].tolist())
-                    key = tokens, *(round_off(float(x[row, n])) for x in (block.log_weight, block.log_z))
+                    tokens = tuple(blocks.tokens[row, n, : blocks.counts[row, n]].tolist())
+                    key = tokens, *(round_off(float(x[row, n])) for x in (blocks.log_weight, blocks.log_z))
                     first, known = outcomes[n].get(key, (row, 0.0))
                     outcomes[n][key] = first, known + p
         for combination in itertools.product(*(o.values() for o in outcomes)):
@@ -239,7 +252,7 @@ def _round(weights, before: Particles, make, alpha: float, chains: int, threshol
             state.append(g)
             chance.append(math.prod(p for _, p in combination))
     rows, columns = torch.tensor(chosen), torch.arange(count)
-    blocks = Block(**{f.name: getattr(block, f.name)[rows, columns] for f in dataclasses.fields(block)})
+    blocks = Block(**{f.name: getattr(blocks, f.name)[rows, columns] for f in dataclasses.fields(blocks)})
     after: dict = defaultdict(lambda: (0.0, 0.0))
     start = _repeat(before, torch.tensor(state))
     shares: list[torch.Tensor] = []

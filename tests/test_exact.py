@@ -16,6 +16,7 @@ import smcgen as sg
 from smcgen.kernels import categorical
 from smcgen.proposals import draft as draft_module
 from smcgen.proposals import lenient
+from smcgen.proposals.block import BlockJudgement
 from smcgen.proposals.lenient import Judgement, LenientProposal
 from tests.statistics import law_p_value, many, measure
 from tests.tables import END, START, Exact, TableLM, V, enumerate_target, log_p, samples, tables, text_of
@@ -47,7 +48,15 @@ def without(lm: TableLM, *tokens: int) -> TableLM:
 @pytest.mark.parametrize("chains", [1, 3])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 5])
 def test_law(block, chains):
-    posts = draws(block=block, chains=chains)
+    posts = draws(block=block, chains=chains, verification="token")
+    assert law_p_value(posts, truth()) > 1e-4
+    assert np.abs(posts.log_evidence).max() < 1e-6
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5])
+def test_law_of_block_verification(block):
+    posts = draws(block=block)
+    assert posts.settings["verification"] == "block"
     assert law_p_value(posts, truth()) > 1e-4
     assert np.abs(posts.log_evidence).max() < 1e-6
 
@@ -144,7 +153,8 @@ def test_tokens_per_step(block):
     p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.2, 0.5, 0.3, 0.0])
     one, two = (TableLM(x.log().expand(START + 1, START + 1, V).clone()) for x in (p, q))
     a = float(torch.minimum(p, q).sum())
-    posts = draws(sg.LM(one), draft=sg.LM(two), block=block, max_tokens=3 * (block + 1), groups=4000)
+    options = {"block": block, "max_tokens": 3 * (block + 1), "groups": 4000}
+    posts = draws(sg.LM(one), draft=sg.LM(two), verification="token", **options)
     counts = np.array([post.rounds[0][0].counts[0] for post in posts])
     want = (1 - a ** (block + 1)) / (1 - a)
     assert abs(counts.mean() - want) < 4 * counts.std() / math.sqrt(len(counts))
@@ -302,6 +312,28 @@ def acceptance_reuses_the_draft_numbers(patch):
     patch.setattr(lenient, "ACCEPT", lenient.DRAFT)
 
 
+def residual_of_one_token(patch):
+    """Block verification with (p - q)+ where (w p - q)+ is due."""
+    original = BlockJudgement._accept
+
+    def judge(self):
+        original(self)
+        self.level.cost.clamp_(max=1.0)
+
+    patch.setattr(BlockJudgement, "_accept", judge)
+
+
+def draft_law_out_of_step(patch):
+    """Block verification with a draft law that does not add up to 1."""
+    original = BlockJudgement._laws
+
+    def laws(self, i, used):
+        log_p, log_q = original(self, i, used)
+        return log_p, log_q - 0.3 * (i > 0)
+
+    patch.setattr(BlockJudgement, "_laws", laws)
+
+
 WRONG = {
     accept_after_the_first_rejection: 1,
     overwrite_the_last_accepted_token: 1,
@@ -320,7 +352,15 @@ WRONG = {
 def test_wrong_sampler_is_seen(monkeypatch, wrong):
     wrong(monkeypatch)
     block = 1 if wrong is overwrite_the_last_accepted_token else 2
-    assert law_p_value(draws(block=block, chains=WRONG[wrong]), truth()) < 1e-12
+    assert law_p_value(draws(block=block, chains=WRONG[wrong], verification="token"), truth()) < 1e-12
+
+
+@pytest.mark.parametrize("wrong", [residual_of_one_token, draft_law_out_of_step], ids=lambda f: f.__name__)
+def test_wrong_block_verification_is_seen(monkeypatch, wrong):
+    options = {"block": 3, "draft": SMALL.at(temperature=0.4), "groups": 5 * DRAWS}
+    assert law_p_value(draws(**options), truth()) > 1e-4
+    wrong(monkeypatch)
+    assert law_p_value(draws(**options), truth()) < 1e-12
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -341,7 +381,12 @@ def short(text: str) -> float:
         (LM, {"particles": 4}, "particles has no place"),
         (LM, {"leniency": 2.0}, "leniency has no place"),
         (LM, {"chains": 2, "draft": None}, "without a draft"),
+        (LM, {"on_budget": "condition"}, "needs weights"),
         (LM, {"mode": "fast"}, "mode='fast'"),
+        (LM, {"verification": "both"}, "'block' or 'token'"),
+        (LM, {"verification": "block", "chains": 2}, "one chain"),
+        (LM, {"verification": "block", "mode": "smc"}, "one chain"),
+        (LM, {"verification": "token", "draft": None}, "without a draft"),
         (LM, {"mode": "smc", "leniency": 0.5}, "from 1"),
         (LM, {"mode": "smc", "leniency": float("nan")}, "from 1"),
         (LM, {"mode": "smc", "leniency": 2.0, "draft": None}, "without a draft"),

@@ -34,7 +34,12 @@ class LenientProposal(DraftProposal):
         drafted, temperature, truncation: as in `DraftProposal`.
         leniency: s, finite and >= 1.
         chains: M >= 1. The readers and hard potentials of the world must have as many.
+
+    Attributes:
+        judgement: the rule of acceptance, `Judgement` or a class derived from it.
     """
+
+    judgement: type[Judgement]
 
     def __init__(self, reader: Reader, drafted: int, temperature: float, truncation: Truncation, leniency: float, chains: int):
         super().__init__(reader, drafted, temperature, truncation)
@@ -64,7 +69,7 @@ class LenientProposal(DraftProposal):
             counts = draft.counts
             steps.append(step)
         logits = world.scorer.read(wide, draft.tokens[..., : self.drafted], draft.counts)
-        return Judgement(self, particles, world, draft, steps, barred, logits).block()
+        return self.judgement(self, particles, world, draft, steps, barred, logits).block()
 
 
 class Judgement:
@@ -103,15 +108,19 @@ class Judgement:
         self.log_q = torch.full((*particles.length.shape, logits[0].shape[-1]), -torch.inf, dtype=torch.float64, device=device)
 
     def block(self) -> Block:
+        self._accept()
+        self._settle()
+        self._end()
+        return self.drawing.block()
+
+    def _accept(self) -> None:
+        """Takes drafted tokens until the first rejection."""
         for k, step in enumerate(self.steps):
             candidates = self.live & split(k < self.draft.counts, self.chains)
             going = self.drawing.alive & ~self.rejected & candidates.any(-1)
             if not going.is_cuda and not going.any():  # on a GPU asking would wait for the device
                 break
             self._judge(k, step, candidates & going[..., None], going)
-        self._settle()
-        self._end()
-        return self.drawing.block()
 
     def _judge(self, k: int, step: Step, candidates: torch.Tensor, going: torch.Tensor) -> None:
         """The k-th drafted tokens."""
@@ -226,3 +235,6 @@ class Judgement:
         """log q float64 [G, N, V] of the chain each particle follows."""
         log_q = pick(step.log_mass, self.row).double() - pick(step.log_total, self.row)[..., None]
         return log_q if allowed is None else log_q.masked_fill(~allowed, -torch.inf)
+
+
+LenientProposal.judgement = Judgement
