@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -47,19 +48,24 @@ CACHE = 128e6  # bytes of different inputs that no cache holds
 CALLS = 64  # in one graph, at most, and half as many at least: starting a graph takes microseconds itself
 REPLAYS = 25
 Thunk = Callable[[], object]
+ON_CUDA = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
-class Reference(torch.Tensor):
-    """A tensor on the device that the functions of `smcgen.kernels` take for one on a CPU, so that their torch part runs."""
+class OnTorch(TorchFunctionMode):
+    """Inside, the functions of `smcgen.kernels` take every tensor for one on a CPU, so that their torch part runs on it."""
 
-    @property
-    def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return False
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return False if func == ON_CUDA else func(*args, **(kwargs or {}))
 
 
-def reference(*values: Any) -> list[Any]:
-    """The values with every tensor as a `Reference`."""
-    return [x.as_subclass(Reference) if isinstance(x, torch.Tensor) else x for x in values]
+def plainly(function: Callable[..., object], *values: Any, **options: Any) -> Thunk:
+    """A call of a kernel's torch reference."""
+
+    def call() -> object:
+        with OnTorch():
+            return function(*values, **options)
+
+    return call
 
 
 @dataclass
@@ -151,10 +157,9 @@ def draws(tiny: bool) -> Iterator[Case]:
             if kind != "plain":
                 exponent = 1.0 + uniform(rows, seed=i + 1)
                 bits = torch.randint(-(2**31), 2**31, (rows, -(-size // 32)), device=DEVICE).int()
-            plain = reference(x, u, 0.8, exponent, bits)
             return (
                 lambda: gpu_categorical.power_draw(x, u, 0.8, exponent, bits),
-                lambda: categorical.power_draw(*plain),
+                plainly(categorical.power_draw, x, u, 0.8, exponent, bits),
             )
 
         yield Case("power_draw", f"{rows} x {size}, {kind}", rows * size * (width + (kind != "plain") / 8), make)
@@ -162,8 +167,7 @@ def draws(tiny: bool) -> Iterator[Case]:
 
         def make_score(i: int, rows=rows) -> tuple[Thunk, Thunk]:
             x, tokens = normal(rows, size, seed=i), torch.arange(rows, device=DEVICE)
-            plain = reference(x, tokens, 0.8)
-            return lambda: gpu_categorical.score(x, tokens, 0.8), lambda: categorical.score(*plain)
+            return lambda: gpu_categorical.score(x, tokens, 0.8), plainly(categorical.score, x, tokens, 0.8)
 
         yield Case("score", f"{rows} x {size}", rows * size * width, make_score)
 
@@ -181,8 +185,7 @@ def acceptance(tiny: bool) -> Iterator[Case]:
             tokens = torch.multinomial(law.view(-1, size), 1).view(rows, chains, drafted)
             u, last = uniform(rows, chains, drafted, seed=i), uniform(rows, seed=i)
             ours = (target, draft, tokens, u, last, 1.0, 1.0, None, leniency, None, None)
-            plain = reference(*ours[:5])
-            return lambda: gpu_verify.verify(*ours), lambda: verify.verify(*plain, leniency=leniency)
+            return lambda: gpu_verify.verify(*ours), plainly(verify.verify, *ours[:5], leniency=leniency)
 
         moved = rows * chains * (2 * drafted + 1) * size * DTYPE.itemsize
         yield Case("verify", f"{rows} rows, M={chains}, K={drafted}, s={leniency:g}, V={size}", moved, make)
@@ -194,20 +197,18 @@ def randomness(tiny: bool) -> Iterator[Case]:
         def make_resample(i: int, groups=groups, count=count) -> tuple[Thunk, Thunk]:
             weights, u = normal(groups, count, seed=i, dtype=torch.float64), uniform(groups, 2 * count, seed=i)
             go = torch.ones(groups, dtype=torch.bool, device=DEVICE)
-            plain = reference(weights, u, "systematic", 0.5, go)
             return (
                 lambda: gpu_resample.resample(weights, u, "systematic", 0.5, go),
-                lambda: resample.resample(*plain),
+                plainly(resample.resample, weights, u, "systematic", 0.5, go),
             )
 
         yield Case("resample", f"{groups} x {count}, systematic", groups * (count * 24 + 25), make_resample)
 
         def make_slots(i: int, groups=groups, count=count) -> tuple[Thunk, Thunk]:
             item = torch.arange(groups, device=DEVICE) + i
-            plain = reference(item, item, item)
             return (
                 lambda: gpu_philox.per_slot(item, item, item, 1, 0, count, (1, 2)),
-                lambda: philox.per_slot(*plain, 1, 0, count, (1, 2)),
+                plainly(philox.per_slot, item, item, item, 1, 0, count, (1, 2)),
             )
 
         yield Case("philox.per_slot", f"{groups} x {count}", groups * (count * 8 + 24), make_slots)
@@ -215,10 +216,9 @@ def randomness(tiny: bool) -> Iterator[Case]:
         def make_strata(i: int, groups=groups, count=count) -> tuple[Thunk, Thunk]:
             item = torch.arange(groups, device=DEVICE) + i
             history = torch.arange(count, device=DEVICE).expand(groups, -1).contiguous() // 3
-            plain, past = reference(item, item, item), reference(history)[0]
             return (
                 lambda: gpu_philox.stratified(item, item, item, 1, 0, history, (1, 2)),
-                lambda: philox.stratified(*plain, 1, 0, past, (1, 2)),
+                plainly(philox.stratified, item, item, item, 1, 0, history, (1, 2)),
             )
 
         yield Case("philox.stratified", f"{groups} x {count}", groups * (count * 16 + 24), make_strata)
@@ -248,10 +248,9 @@ def attending(tiny: bool) -> Iterator[Case]:
             length = torch.full((rows,), prompt + 24, device=DEVICE)
             shared = torch.full((1,), common, dtype=torch.int32, device=DEVICE) if rows > 1 else None
             scale = dim**-0.5
-            plain = reference(query, keys, values, table, length, scale)
             return (
                 lambda: gpu_attention.attend(query, keys, values, table, length, scale, shared=shared),
-                lambda: attention.paged_attention(*plain),
+                plainly(attention.paged_attention, query, keys, values, table, length, scale),
             )
 
         moved = 2 * (prompt + rows * own) * kv_heads * dim * DTYPE.itemsize + 2 * rows * steps * heads * dim * DTYPE.itemsize
@@ -269,10 +268,9 @@ def page_moves(tiny: bool) -> Iterator[Case]:
         more = torch.full((rows,), counts, device=DEVICE)
 
         def make(i: int, tables=tables, length=length, more=more, count=count) -> tuple[Thunk, Thunk]:
-            plain = reference(tables[i], length, more)
             return (
                 lambda: gpu_pages.grow(tables[i], length, more, page, count),
-                lambda: pages.grow(*plain, page, count),
+                plainly(pages.grow, tables[i], length, more, page, count),
             )
 
         yield Case(
