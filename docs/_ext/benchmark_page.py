@@ -53,7 +53,12 @@ def _about(folder: Path, stem: str) -> list[str]:
     if script is None:
         return [source, ""]
     text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    prose = [line for part in text.split("\n\n") if not part.startswith(" ") for line in (_escaped(part), "")]
+    prose: list[str] = []
+    for part in text.split("\n\n"):
+        if not part.startswith(" "):
+            prose += [_escaped(part), ""]
+        elif not part.lstrip().startswith("python"):  # how to call it is said in the script
+            prose += ["```text", *(line[4:] for line in part.split("\n")), "```", ""]
     return [*prose, f"{source}, by `benchmarks/{script.relative_to(folder)}`", ""]
 
 
