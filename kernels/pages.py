@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+MOST_ROWS = 1024  # that one program of a kernel holds
+
 
 def named(table: torch.Tensor, length: torch.Tensor, page: int) -> torch.Tensor:
     """bool [rows, columns]: the entries that mean something."""
@@ -52,7 +54,7 @@ def grow(
         source, target: int64 [rows], the page to copy and where to (0 and 0 for rows that need no copy).
         short: bool [], True if a row ran out of columns or the pool out of pages; then the table is not to be used.
     """
-    if table.is_cuda:
+    if table.is_cuda and len(table) <= MOST_ROWS:
         from smcgen.kernels.gpu import pages as gpu
 
         return gpu.grow(table, length, counts, page, pages, short)
@@ -87,6 +89,22 @@ def grow(
     table.copy_(torch.where(need, fresh, table))
     target = torch.where(copied, table.gather(1, tail)[:, 0], 0)
     return torch.where(copied, source, 0), target, short
+
+
+def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancestors: Sequence[torch.Tensor]) -> None:
+    """In place: row r of each table and of its lengths becomes what row ancestors[r] was. For one model or two, whose rows may
+    differ in number.
+
+    Args:
+        tables: int64 [rows, columns].  lengths: int64 [rows].  ancestors: int64 [rows], any map of rows to rows.
+    """
+    if tables[0].is_cuda and len(tables) <= 2 and all(len(table) <= MOST_ROWS for table in tables):
+        from smcgen.kernels.gpu import pages as gpu
+
+        return gpu.fork(tables, lengths, ancestors)
+    for table, length, rows in zip(tables, lengths, ancestors, strict=True):
+        table.copy_(table[rows])
+        length.copy_(length[rows])
 
 
 def copy_pages(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Page moves in Triton: `grow` in one launch, all page copies of one or two models in another.
+"""Page moves in Triton: `grow`, the forks of one or two models, and all their page copies are one launch each.
 
 `grow` runs in a single program, for what it decides is one decision about all rows; its shape is the shape of the table, and
 what it reads on the device decides only how far its loops run.
@@ -155,6 +155,44 @@ def grow(
         num_warps=16 if padded > 64 else 8 if padded * across > 1024 or pages > 1024 else 4,
     )
     return ends[0], ends[1], short
+
+
+@triton.jit
+def _fork_columns(Table, Length, Ancestors, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """All rows of some columns, which no other program touches: all are read before any is written."""
+    row, block = tl.arange(0, ROWS), tl.program_id(0)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    real = row < rows
+    inside = real[:, None] & (column < columns)[None, :]
+    source = tl.load(Ancestors + row, mask=real, other=0)
+    names = tl.load(Table + source[:, None] * stride + column[None, :], mask=inside, other=0)
+    length = tl.load(Length + source, mask=real, other=0)
+    tl.debug_barrier()
+    tl.store(Table + row[:, None] * stride + column[None, :], names, mask=inside)
+    if block == 0:  # the others have read for nothing
+        tl.store(Length + row, length, mask=real)
+
+
+@triton.jit
+def _fork(
+    Table0, Table1, Length0, Length1, Ancestors0, Ancestors1, rows0, rows1, columns0, columns1, stride0, stride1,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(1) == 0:
+        _fork_columns(Table0, Length0, Ancestors0, rows0, columns0, stride0, ROWS, COLUMNS)
+    else:
+        _fork_columns(Table1, Length1, Ancestors1, rows1, columns1, stride1, ROWS, COLUMNS)
+
+
+def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancestors: Sequence[torch.Tensor]) -> None:
+    """`smcgen.kernels.pages.fork` for one model or two, in one launch."""
+    both = [list(x) * (3 - len(tables)) for x in (tables, lengths, ancestors)]
+    rows, columns, strides = zip(*((*table.shape, table.stride(0)) for table in both[0]), strict=True)
+    padded = triton.next_power_of_2(max(rows))
+    width = min(triton.next_power_of_2(max(columns)), max(1, 4096 // padded))
+    _fork[(triton.cdiv(max(columns), width), len(tables))](
+        *both[0], *both[1], *both[2], *rows, *columns, *strides, ROWS=padded, COLUMNS=width, num_warps=4 if padded < 64 else 8
+    )  # fmt: skip
 
 
 @triton.jit
