@@ -52,6 +52,10 @@ class Alphabet:
         """The class of a character."""
         return self._classes[bisect_right(self._starts, ord(char)) - 1]
 
+    def intervals(self) -> tuple[list[int], list[int]]:
+        """The first code points of intervals that have one class each, and these classes."""
+        return self._starts, self._classes
+
     def bits(self, ranges: Ranges) -> int:
         """The classes of a set that some instruction names, as bits."""
         bits = 0

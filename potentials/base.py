@@ -47,6 +47,9 @@ class Potential(Factor):
         exact: for a hard potential, a token the mask allows can always be part of an accepted text's prefix as far as
             the engine knows; False: the mask is an over-approximation and `finish` judges the text.
         kills: phi can be 0; False spares a potential from being asked where only that matters.
+        on_device: the state is tensors on `device`, tensors given may be there too, and nothing waits for the host. Such a
+            potential has `bits` and `close` besides (see `tabled.Tabled`).
+        runs_on: what computes it, for `info` of a result.
         vocabulary, stops, device: set by `bind`.
     """
 
@@ -54,6 +57,8 @@ class Potential(Factor):
     hard: bool = False
     exact: bool = True
     kills: bool = True
+    on_device: bool = False
+    runs_on: str = "host"
     vocabulary: Vocabulary
     stops: tuple[str, ...]
     device: torch.device

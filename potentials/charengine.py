@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from smcgen.errors import Impossible
 from smcgen.lm.vocabulary import Vocabulary
@@ -36,6 +35,8 @@ class Reading(NamedTuple):
 class CharEngine:
     """A grammar compiled for one vocabulary, with the verbs of `engine.Engine`. Raises Impossible."""
 
+    kind = "exact parser"
+
     def __init__(self, cfg: Cfg, vocabulary: Vocabulary, name: str):
         self.name, self.parser, self.tokens = name, CharParser(cfg), vocabulary.tokens
         self.width = (len(vocabulary) + 31) // 32
@@ -51,17 +52,15 @@ class CharEngine:
         """A matcher that has read nothing."""
         return CharMatcher(self, Reading(self.parser.first, b"", None))
 
-    def fill(self, matchers: Sequence[Any], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray:
+    def fill(self, matchers: Sequence[Any], out: np.ndarray, rows: Sequence[int]) -> list[bool]:
         """As `engine.Engine.fill`."""
-        words = out.numpy()
-        accepting = np.zeros(len(matchers), bool)
-        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+        accepting = [matcher.is_accepting() for matcher in matchers]
+        for matcher, row, accepted in zip(matchers, rows, accepting, strict=True):
             bits = self._mask(matcher.reading)
-            accepting[i] = matcher.is_accepting()
-            if accepting[i] and self._ends:
+            if accepted and self._ends:
                 bits = bits.copy()
                 bits[self._ends] = True
-            words[row] = _pack(bits)
+            out[row] = _pack(bits)
         return accepting
 
     def read(self, place: Place, pending: bytes, token: int) -> tuple[Place, bytes] | None:

@@ -7,8 +7,14 @@ is missing.
 
 from __future__ import annotations
 
+import functools
+import os
+import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +29,7 @@ from smcgen.potentials.stopping import StopEngine
 
 MASK_BYTES = 1 << 26  # masks kept for histories that may come again
 REMEMBERED = 1 << 16  # verdicts on finished texts kept
+WORTH = 3e-4  # seconds of masks from which another thread fills them ahead
 
 UNKNOWN, NO, YES = -1, 0, 1
 
@@ -39,9 +46,16 @@ class Rows:
     done: np.ndarray  # bool [rows], finished: will not be prolonged
     particles: int
     matchers: dict[int, Matcher]
-    masks: torch.Tensor  # int32 [slots, width]
+    masks: np.ndarray  # int32 [slots, width]
     used: int = 0
     kept: int = 0
+    filling: Future[None] | None = None  # masks of the next step, under way on another thread; nothing else may be touched
+
+    def join(self) -> None:
+        """Waits for the masks that are under way."""
+        if self.filling is not None:
+            filling, self.filling = self.filling, None
+            filling.result()
 
 
 class Constraint(Potential):
@@ -53,12 +67,14 @@ class Constraint(Potential):
     engine: Engine | CharEngine | StopEngine
     _ends: np.ndarray  # bool [V]
     _verdicts: dict[str, bool]
+    _seconds: float  # what a mask has cost of late
 
     def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Constraint:
         bound = super().bind(vocabulary, stops, device)
         assert isinstance(bound, Constraint)
         bound.engine = self._compile(vocabulary, tuple(stops))
-        bound._verdicts = {}
+        bound.runs_on = bound.engine.kind
+        bound._verdicts, bound._seconds = {}, 0.0
         bound._ends = np.zeros(len(vocabulary), bool)
         bound._ends[list(vocabulary.end_ids)] = True
         return bound
@@ -80,31 +96,36 @@ class Constraint(Potential):
             done=np.zeros(rows, bool),
             particles=particles,
             matchers={ROOT: self.engine.matcher()},
-            masks=torch.zeros(0, self.engine.width, dtype=torch.int32),
+            masks=np.zeros((0, self.engine.width), np.int32),
         )
 
     def restart(self, state: Rows, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        state.join()
         rows = (np.asarray(groups)[:, None] * state.particles + np.arange(state.particles)).reshape(-1)
         state.nodes[rows], state.done[rows] = ROOT, False
 
     def mask(self, state: Rows, out: torch.Tensor, active: torch.Tensor) -> None:
+        state.join()
         rows = np.flatnonzero(active.numpy())
         nodes = state.nodes[rows]
         self._fill(state, nodes)
         words = out.numpy()
-        words[rows] = state.masks.numpy()[state.history["slot"][nodes], : words.shape[1]]
+        words[rows] = state.masks[state.history["slot"][nodes], : words.shape[1]]
 
     def extend(self, state: Rows, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        state.join()
         ids, lengths = tokens.numpy(), counts.numpy()
         for column in range(int(lengths.max(initial=0))):
             rows = np.flatnonzero(lengths > column)
             state.nodes[rows], fresh = state.history.children(state.nodes[rows], ids[rows, column])
             self._admit(state, fresh)
         self._forget(state)
+        self._fill_ahead(state)
         barred = (lengths > 0) & state.history["barred"][state.nodes]
         return torch.from_numpy(np.where(barred, -np.inf, 0.0))
 
     def rollback(self, state: Rows, counts: torch.Tensor) -> None:
+        state.join()
         old = state.nodes
         state.nodes = state.history.ancestors(old, counts.numpy())
         for before, after in set(zip(old.tolist(), state.nodes.tolist(), strict=True)):
@@ -116,10 +137,12 @@ class Constraint(Potential):
                 state.matchers[after] = matcher
 
     def fork(self, state: Rows, ancestors: torch.Tensor) -> None:
+        state.join()
         state.nodes, state.done = state.nodes[ancestors.numpy()], state.done[ancestors.numpy()]
         self._forget(state)
 
     def finish(self, state: Rows, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
+        state.join()
         index = rows.numpy()
         stopped = np.asarray(reasons) == STOP
         nodes = state.nodes[index]
@@ -144,9 +167,10 @@ class Constraint(Potential):
     def _fill(self, state: Rows, nodes: np.ndarray) -> None:
         """Every one of `nodes` gets its mask."""
         slots = state.history["slot"]
-        missing = np.unique(nodes[slots[nodes] < 0])
+        missing = nodes[slots[nodes] < 0]
         if not len(missing):
             return
+        missing = np.array(sorted(set(missing.tolist())))
         capacity = max(len(state.nodes), MASK_BYTES // (4 * self.engine.width))
         if state.used + len(missing) > capacity:
             slots[: state.history.size], state.used = -1, 0
@@ -154,19 +178,31 @@ class Constraint(Potential):
         new = np.arange(state.used, state.used + len(missing))
         state.used += len(missing)
         if state.used > len(state.masks):
-            larger = torch.zeros(min(capacity, 2 * state.used), self.engine.width, dtype=torch.int32)
+            larger = np.zeros((min(capacity, 2 * state.used), self.engine.width), np.int32)
             larger[: len(state.masks)] = state.masks
             state.masks = larger
         slots[missing] = new
         barred = state.history["barred"][missing]
-        state.masks.numpy()[new[barred]] = 0
-        state.history["accepted"][missing[barred]] = NO
-        alive, rows = missing[~barred], new[~barred].tolist()
-        matchers = [self._matcher(state, node) for node in alive.tolist()]
-        state.history["accepted"][alive] = self.engine.fill(matchers, state.masks, rows)
-        for node, matcher in zip(alive.tolist(), matchers, strict=True):
+        if barred.any():
+            state.masks[new[barred]] = 0
+            state.history["accepted"][missing[barred]] = NO
+            missing, new = missing[~barred], new[~barred]
+        matchers = [self._matcher(state, node) for node in missing.tolist()]
+        began = time.perf_counter()
+        state.history["accepted"][missing] = self.engine.fill(matchers, state.masks, new.tolist())
+        self._seconds += 0.2 * ((time.perf_counter() - began) / max(len(missing), 1) - self._seconds)
+        for node, matcher in zip(missing.tolist(), matchers, strict=True):
             if matcher.is_error():  # a dead end: its mask is known, the matcher is of no more use
                 del state.matchers[node]
+
+    def _fill_ahead(self, state: Rows) -> None:
+        """Masks that the next step will ask for are computed while the models run, if that is worth a thread.
+
+        It changes when they are computed, never what they are."""
+        nodes = state.nodes[~state.done]
+        missing = int((state.history["slot"][nodes] < 0).sum())
+        if missing * self._seconds > WORTH and (worker := _worker()) is not None:
+            state.filling = worker.submit(self._fill, state, nodes)
 
     def _know(self, state: Rows, nodes: np.ndarray) -> None:
         """Acceptance of every one of `nodes` becomes known."""
@@ -178,10 +214,13 @@ class Constraint(Potential):
     def _admit(self, state: Rows, fresh: np.ndarray) -> None:
         """Decides which of the new nodes are barred; the others get matchers."""
         history = state.history
-        parents = history.parent[fresh]
-        waiting = np.bincount(parents, minlength=history.size)
-        occupied = np.bincount(state.nodes, minlength=history.size) > 0
-        for node, parent, token in zip(fresh.tolist(), parents.tolist(), history.token[fresh].tolist(), strict=True):
+        parents = history.parent[fresh].tolist()
+        waiting = Counter(parents)  # children that have not had their matcher yet
+        if len(state.nodes) > 256:
+            occupied: Any = np.bincount(state.nodes, minlength=history.size) > 0
+        else:
+            occupied = dict.fromkeys(parents, False) | dict.fromkeys(state.nodes.tolist(), True)
+        for node, parent, token in zip(fresh.tolist(), parents, history.token[fresh].tolist(), strict=True):
             waiting[parent] -= 1
             if history["barred"][parent] or not self._allows(state, parent, token):
                 history["barred"][node] = True
@@ -229,6 +268,13 @@ class Constraint(Potential):
         """The masks that remain after a compaction move to the first slots."""
         slots = state.history["slot"][: state.history.size]
         holders = np.flatnonzero(slots >= 0)
-        state.masks[: len(holders)] = state.masks[torch.from_numpy(slots[holders])]
+        state.masks[: len(holders)] = state.masks[slots[holders]]
         slots[holders] = np.arange(len(holders))
         state.used = len(holders)
+
+
+@functools.cache
+def _worker() -> ThreadPoolExecutor | None:
+    """The thread that fills masks ahead; None on one processor."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(1, "masks") if processors > 1 else None

@@ -113,7 +113,7 @@ def _draw(bound: Constraint, random: np.random.Generator) -> str | None:
 def _time(bound: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> list[float]:
     """Seconds of each mask along `texts`, spelled with the vocabulary's longest tokens; nothing is taken from a cache."""
     costs = []
-    row = torch.zeros(1, bound.engine.width, dtype=torch.int32)
+    row = np.zeros((1, bound.engine.width), np.int32)
     for text in texts:
         matcher: Any = bound.engine.matcher()
         for token in _tokens(text, vocabulary):

@@ -21,7 +21,7 @@ from smcgen.lm.vocabulary import Vocabulary
 HEADER = '%llguidance {"no_forcing": true, "allow_initial_skip": true}\n'
 DEAD_END = "NoExtensionBias"  # how the engine names a prefix that it admitted and cannot prolong
 STEP_ITEMS = 50_000_000  # parser items per mask (about 20,000 a millisecond): a bound on time only
-PARALLEL = 8  # masks from which the thread pool is worth its start
+PARALLEL = 8  # masks from which the engine's thread pool is worth its start
 
 
 class Matcher(Protocol):
@@ -52,6 +52,8 @@ class Engine:
     `name` is how messages call it. Raises UsageError if the engine does not take the grammar, Impossible if no text of
     it can be spelled."""
 
+    kind = "llguidance"
+
     def __init__(self, grammar: str, vocabulary: Vocabulary, name: str, limits: LLParserLimits | None = None):
         self.name, self.grammar = name, grammar
         self._tokenizer: LLTokenizer = vocabulary.llguidance()
@@ -60,13 +62,14 @@ class Engine:
         ends = np.zeros(self.width, np.uint32)
         for end in vocabulary.end_ids:
             ends[end // 32] |= np.uint32(1 << end % 32)
-        self._end_words = np.flatnonzero(ends)
-        self._end_bits = ends.view(np.int32)[self._end_words]
+        words = np.flatnonzero(ends).tolist()
+        bits = ends.view(np.int32)[words].tolist()
+        self._end_words = [(word, ~end, end) for word, end in zip(words, bits, strict=True)]
         limits = limits or LLParserLimits(step_max_items=STEP_ITEMS)
         self._prototype = LLMatcher(self._tokenizer, HEADER + grammar, log_level=0, limits=limits)
         if self._prototype.is_error():
             raise UsageError(f"{name}: {_first_line(self._prototype.get_error())}")
-        row = torch.zeros(1, self.width, dtype=torch.int32)
+        row = np.zeros((1, self.width), np.int32)
         warm = self._prototype.deep_copy()  # an empty grammar leaves the matcher it is found with in an error
         accepting = self.fill([warm], row, [0])
         if not accepting[0] and not row.any():
@@ -77,34 +80,33 @@ class Engine:
         """A matcher that has read nothing."""
         return self._prototype.deep_copy()
 
-    def fill(self, matchers: Sequence[Any], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray:
+    def fill(self, matchers: Sequence[Any], out: np.ndarray, rows: Sequence[int]) -> list[bool]:
         """Row `rows[i]` of `out` (int32 [*, width], contiguous) is the mask of `matchers[i]`: all zeros at a dead end.
 
-        Returns bool [n]: whether the text so far is accepted. Raises PotentialError at a limit of the engine."""
-        stride = self.width * 4
-        if len(matchers) < PARALLEL:
+        Returns whether each text so far is accepted. Raises PotentialError at a limit of the engine."""
+        stride, begin, threads = self.width * 4, out.ctypes.data, torch.get_num_threads()
+        if len(matchers) < PARALLEL or threads == 1:
             for matcher, row in zip(matchers, rows, strict=True):
-                matcher.unsafe_compute_mask_ptr(out.data_ptr() + row * stride, stride)
+                matcher.unsafe_compute_mask_ptr(begin + row * stride, stride)
         else:
             pairs = list(zip(matchers, rows, strict=True))
-            _executor().unsafe_compute_mask_ptr(pairs, out.data_ptr(), stride, len(out))
-        words, index = out.numpy(), np.asarray(rows, np.int64)
-        accepting = np.array([matcher.is_accepting() for matcher in matchers], bool)
-        for i, matcher in enumerate(matchers):
+            _executor(threads).unsafe_compute_mask_ptr(pairs, begin, stride, len(out))
+        accepting = [matcher.is_accepting() for matcher in matchers]
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
             if matcher.is_error():
                 if DEAD_END not in (error := matcher.get_error()):
                     raise PotentialError(
                         f"{self.name}: the grammar engine gave up ({_first_line(error)}): simplify the grammar, or "
                         "bound its repetitions"
                     )
-                words[index[i]], accepting[i] = 0, False
-        # The engine sets end bits of its own, one past the vocabulary too where no token ends a text.
-        ends = np.where(accepting[:, None], self._end_bits, 0)
-        at = index[:, None], self._end_words
-        words[at] = (words[at] & ~self._end_bits) | ends
+                out[row], accepting[i] = 0, False
+            # The engine sets end bits of its own, one past the vocabulary too where no token ends a text.
+            for word, keep, bits in self._end_words:
+                out[row, word] = int(out[row, word]) & keep | (bits if accepting[i] else 0)
         if self.width * 32 > self._size:
-            words[index, self._size // 32] &= np.int32((1 << self._size % 32) - 1)
-            words[index, self._size // 32 + 1 :] = 0
+            index = np.asarray(rows, np.int64)
+            out[index, self._size // 32] &= np.int32((1 << self._size % 32) - 1)
+            out[index, self._size // 32 + 1 :] = 0
         return accepting
 
 
@@ -128,8 +130,8 @@ def read(matcher: Matcher, tokens: Sequence[int], name: str) -> None:
 
 
 @functools.cache
-def _executor() -> LLExecutor:
-    return LLExecutor(torch.get_num_threads())
+def _executor(threads: int) -> LLExecutor:
+    return LLExecutor(threads)
 
 
 @functools.cache

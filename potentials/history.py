@@ -13,6 +13,7 @@ import numpy as np
 
 ROOT = 0
 SLACK = 4096  # nodes that may be dead before a compaction is worth its time
+FEW = 64  # rows that are looked up one by one
 INDEXED = 1 << 18  # children findable by (parent, token); an older node that is read again only gets a twin
 
 
@@ -56,6 +57,8 @@ class History:
         """The histories `nodes` prolonged by one token each (int64 [n] both).
 
         Returns int64 [n], and the sorted ids of those that are new (int64 [k])."""
+        if len(nodes) <= FEW:
+            return self._children(nodes.tolist(), tokens.tolist())
         pairs, inverse = np.unique(nodes * len(self.tokens) + tokens, return_inverse=True)
         ids = np.fromiter((self._index.get(pair, -1) for pair in pairs.tolist()), np.int64, len(pairs))
         unknown = np.flatnonzero(ids < 0)
@@ -67,6 +70,20 @@ class History:
             self.depth[fresh] = self.depth[self.parent[fresh]] + 1
             self._index.update(zip(pairs[unknown].tolist(), fresh.tolist(), strict=True))
         return ids[inverse], fresh
+
+    def _children(self, nodes: list[int], tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`children` for few, without the cost of starting on arrays."""
+        before, ids = self.size, []
+        for node, token in zip(nodes, tokens, strict=True):
+            pair = node * len(self.tokens) + token
+            child = self._index.get(pair)
+            if child is None:
+                child = self._index[pair] = self.size
+                self._grow(self.size + 1)
+                self.parent[child], self.token[child] = node, token
+                self.depth[child] = self.depth[node] + 1
+            ids.append(child)
+        return np.array(ids, np.int64), np.arange(before, self.size)
 
     def ancestors(self, nodes: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """`nodes` without their last `counts` tokens (int64 [n] both)."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
@@ -28,11 +27,12 @@ NONE = np.iinfo(np.int32).max  # no stop string is completed
 class Inner(Protocol):
     """What is used of an `engine.Engine` or a `charengine.CharEngine`."""
 
+    kind: str
     width: int
 
     def matcher(self) -> Any: ...
 
-    def fill(self, matchers: Sequence[Any], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray: ...
+    def fill(self, matchers: Sequence[Any], out: np.ndarray, rows: Sequence[int]) -> list[bool]: ...
 
 
 @dataclass(eq=False)
@@ -146,13 +146,14 @@ class StopEngine:
         self.name, self.tokens, self.last = name, vocabulary.tokens, last
         self.table, wide, self.pieces = prepared(vocabulary, tuple(stops))
         self.inner = build(wide)
+        self.kind = f"{self.inner.kind}, stop strings beside it"
         self.width = (len(vocabulary) + 31) // 32
         self.longest = max(map(len, map(str.encode, stops)))
-        self._ends = list(vocabulary.end_ids)
+        self._ends = np.array(vocabulary.end_ids, np.int64)
         self._text = np.array([bool(token) for token in self.tokens])
-        self._rows = torch.zeros(0, self.inner.width, dtype=torch.int32)
+        self._rows = np.zeros((0, self.inner.width), np.int32)
         self._choices: dict[int, Choices] = {}
-        row = torch.zeros(1, self.width, dtype=torch.int32)
+        row = np.zeros((1, self.width), np.int32)
         if not self.fill([self.matcher()], row, [0])[0] and not row.any():
             raise Impossible(f"{name}: no text before a stop string can satisfy it, or none that the tokens can spell")
 
@@ -160,23 +161,26 @@ class StopEngine:
         """A matcher that has read nothing."""
         return StopMatcher(self, self.inner.matcher(), Point(0, frozenset(), True, False, None))
 
-    def fill(self, matchers: Sequence[Any], out: torch.Tensor, rows: Sequence[int]) -> np.ndarray:
+    def fill(self, matchers: Sequence[Any], out: np.ndarray, rows: Sequence[int]) -> list[bool]:
         """As `engine.Engine.fill`."""
         inside = [i for i, matcher in enumerate(matchers) if matcher.point.inside]
         if len(self._rows) < len(inside):
-            self._rows = torch.zeros(len(inside), self.inner.width, dtype=torch.int32)
-        accepting = np.array([matcher.point.done for matcher in matchers])
-        bits = np.zeros((len(matchers), 32 * self.inner.width), bool)
-        if inside:
-            accepting[inside] = self.inner.fill([matchers[i].inner for i in inside], self._rows, range(len(inside)))
-            words = self._rows.numpy()[: len(inside)]
-            bits[inside] = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+            self._rows = np.zeros((len(inside), self.inner.width), np.int32)
+        accepting = [matcher.point.done for matcher in matchers]
+        nothing = np.zeros(32 * self.inner.width, bool)
+        found = self.inner.fill([matchers[i].inner for i in inside], self._rows, range(len(inside))) if inside else []
+        for row, i in enumerate(inside):
+            accepting[i] = found[row]
+        places = {i: row for row, i in enumerate(inside)}
         for i, matcher in enumerate(matchers):
-            size = len(self.tokens)
-            allowed = self._text.copy() if matcher.point.done else self._allowed(matcher, bits[i], bool(accepting[i]))
-            if self._ends:
-                allowed[self._ends] = accepting[i]
-            out.numpy()[rows[i]] = _pack(allowed[:size])
+            bits = (
+                nothing
+                if i not in places
+                else np.unpackbits(self._rows[places[i]].view(np.uint8), bitorder="little").view(bool)
+            )
+            allowed = self._text.copy() if matcher.point.done else self._allowed(matcher, bits, accepting[i])
+            allowed[self._ends] = accepting[i]
+            out[rows[i]] = _pack(allowed)
         return accepting
 
     def _allowed(self, matcher: StopMatcher, bits: np.ndarray, accepting: bool) -> np.ndarray:

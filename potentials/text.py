@@ -11,12 +11,16 @@ import numpy as np
 import torch
 
 from smcgen.errors import Impossible, UsageError
+from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.pattern import ANY, Inexpressible, ranges_of, ranges_to_class, terminal, words
 from smcgen.potentials.regex import Regular
 from smcgen.potentials.stopping import NONE, StopTable
+from smcgen.potentials.tabled import Tabled
+from smcgen.potentials.tables import STATES, TokenTable, trimmed
 
 Pattern = str | re.Pattern[str]
+UNBOUNDED = np.iinfo(np.int64).max
 
 
 def choice(options: Iterable[str]) -> Regular:
@@ -127,16 +131,22 @@ class TokenCount(Potential):
 
     def __init__(self, minimum: int, maximum: int | None, name: str):
         self.minimum, self.name = minimum, name
-        self.maximum = np.iinfo(np.int64).max if maximum is None else maximum
+        self.maximum = UNBOUNDED if maximum is None else maximum
 
     def __repr__(self) -> str:
         return self.name
 
-    def bind(self, vocabulary, stops: Sequence[str], device: torch.device) -> TokenCount:
+    def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
+        """As every potential; the result runs on tables if few enough tokens are counted."""
+        counted = self.minimum if self.maximum == UNBOUNDED else self.maximum + 1
+        table = StopTable.of(vocabulary.tokens, stops)
+        if (counted + 1) * len(table.cut) < STATES:
+            bound = Tabled(self.name, None, self._table(vocabulary, table).to(device))
+            bound.vocabulary, bound.stops = vocabulary, tuple(stops)
+            return bound
         bound = super().bind(vocabulary, stops, device)
         assert isinstance(bound, TokenCount)
         text = np.array([bool(token) for token in vocabulary.tokens])
-        table = StopTable.of(vocabulary.tokens, stops)
         done, completing = len(table.cut), (table.cut != NONE) & text  # `done`: the state in which a stop string is complete
         following = np.where(completing, done, table.next_state)
         bound._next = torch.from_numpy(np.vstack((following, np.full_like(following[:1], done))))
@@ -145,6 +155,24 @@ class TokenCount(Potential):
         bound._more, bound._ends = _bits(text & ~completing), _bits(ends)
         bound._all = _bits(text[None] | ends)[0]
         return bound
+
+    def _table(self, vocabulary: Vocabulary, stops: StopTable) -> TokenTable:
+        """A state for each number of tokens that matters and each state of the stop automaton, and one where a stop string is
+        complete."""
+        text = np.array([bool(token) for token in vocabulary.tokens])
+        columns = np.where(text, np.where(stops.cut == NONE, stops.next_state, -1), -2)
+        kinds, classes = np.unique(columns, axis=1, return_inverse=True)  # where a class of tokens leads; -1: it completes
+        width = len(kinds)
+        counts = self.minimum + 1 if self.maximum == UNBOUNDED else self.maximum + 1
+        done, dead = counts * width, counts * width + 1
+        table = np.full((dead + 1, kinds.shape[1]), dead, np.int64)
+        table[done] = np.where((kinds == -2).all(0), dead, done)
+        for count in range(counts):
+            following = min(count + 1, counts - 1) if self.maximum == UNBOUNDED else count + 1
+            onward = np.where(kinds >= 0, following * width + kinds, dead) if following < counts else np.full_like(kinds, dead)
+            table[count * width : (count + 1) * width] = np.where(kinds == -1, done if count >= self.minimum else dead, onward)
+        final = np.repeat(np.arange(counts) >= self.minimum, width)
+        return trimmed(classes.reshape(-1), table, np.append(final, [True, False]), vocabulary)
 
     _next: torch.Tensor  # int32 [stop states, V]
     _more: torch.Tensor  # int32 [stop states - 1, words], the tokens that prolong a text

@@ -30,6 +30,15 @@ BYTES = Vocabulary(
 SMALL = Vocabulary("small", [b"a", b"b", b"ab", b"ba", b"bb", b"<end>"], special=(5,), end_ids=(5,))
 
 
+@pytest.fixture(params=["tables", "engine"], scope="module", autouse=True)
+def runs_on(request):
+    """Every test runs on tables and on llguidance."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "engine":
+            patch.setattr("smcgen.potentials.regex.token_table", lambda *_: None)
+        yield request.param
+
+
 def masks(bound, state, rows):
     out = torch.zeros(rows, (len(bound.vocabulary) + 31) // 32, dtype=torch.int32)
     bound.mask(state, out, torch.ones(rows, dtype=torch.bool))
@@ -187,7 +196,9 @@ def test_stops_may_leave_nothing_and_may_not_be_empty():
         regex("a").bind(SMALL, ("",), CPU)
 
 
-def test_a_limit_of_the_engine_is_an_error_and_never_a_zero():
+def test_a_limit_of_the_engine_is_an_error_and_never_a_zero(runs_on):
+    if runs_on == "tables":
+        pytest.skip("tables have no engine")
     bound = regex("a*").bind(BYTES, (), CPU)
     bound.engine = Engine("start: A\nA: /[ab]*a[ab]{12}/", BYTES, "tight", LLParserLimits(max_lexer_states=40))
     state = bound.start([PROMPT], 1)
@@ -201,7 +212,9 @@ def test_a_limit_of_the_engine_is_an_error_and_never_a_zero():
         run()
 
 
-def test_thousands_of_groups_cost_what_their_distinct_texts_cost(monkeypatch):
+def test_thousands_of_groups_cost_what_their_distinct_texts_cost(monkeypatch, runs_on):
+    if runs_on == "tables":
+        pytest.skip("tables have no engine")
     filled = []
     fill = Engine.fill
     monkeypatch.setattr(Engine, "fill", lambda *args: filled.append(len(args[1])) or fill(*args))
@@ -221,7 +234,9 @@ def test_thousands_of_groups_cost_what_their_distinct_texts_cost(monkeypatch):
     assert sum(filled) == before
 
 
-def test_matchers_follow_the_rows_and_memory_is_bounded(monkeypatch):
+def test_matchers_follow_the_rows_and_memory_is_bounded(monkeypatch, runs_on):
+    if runs_on == "tables":
+        pytest.skip("tables have no engine")
     monkeypatch.setattr(module, "MASK_BYTES", 4 * 9 * 40)
     bound = regex("[a-z]*").bind(BYTES, (), CPU)
     rows = 16

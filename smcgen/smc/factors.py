@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smcgen.errors import UsageError
-from smcgen.kernels.categorical import log_softmax, score, unpack
+from smcgen.kernels.categorical import Drawn, draw, log_softmax, power_draw, score, unpack
 from smcgen.kernels.truncate import truncate
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
@@ -111,6 +111,25 @@ class Scorer:
             self.infinite |= ((total == torch.inf).any(-1) & used).any()
         return total
 
+    def draw(
+        self,
+        logits: Sequence[torch.Tensor],
+        scale: torch.Tensor,
+        uniform: torch.Tensor,
+        allowed: torch.Tensor | None,
+        used: torch.Tensor,
+    ) -> Drawn:
+        """One token per row from the local target on the allowed tokens: arguments as in `local`, uniform float64 [G, N],
+        allowed bool [G, N, V] or None."""
+        if len(self.columns) == 1 and not self.contrast:
+            drawn = power_draw(logits[0], uniform, self.temperatures[0], (self.exponents[0] * scale)[:, None], allowed)
+            self.readers[0].watch(drawn.log_z, used)
+            return drawn
+        law = self.local(logits, scale, used)
+        token, log_q, log_z = draw(law, uniform, allowed)
+        left = torch.zeros_like(log_z) if allowed is None else log_z - law.logsumexp(-1)
+        return Drawn(token, log_q, log_z, log_q + log_z, left)
+
     def verify(self) -> None:
         """Raises UsageError if a token was seen that a model with a negative exponent gives probability 0 and others do not."""
         if self.infinite:
@@ -136,7 +155,8 @@ class Scorer:
 
 @dataclass
 class Potentials:
-    """The potentials phi_i**beta_i of a target with the states of all rows. Texts and states live on the host.
+    """The potentials phi_i**beta_i of a target with the states of all rows. Texts live on the host, and so do the states of
+    potentials that are not `on_device`.
 
     Attributes:
         bound: the potentials, bound to the run's vocabulary.
@@ -185,6 +205,11 @@ class Potentials:
         """What is named when the hard potentials leave no token that ends the text: the only one, or all together."""
         return self.hard[0] if len(self.hard) == 1 else len(self.bound)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether all work is look-ups on the device: then no method waits for the host."""
+        return all(potential.on_device for potential in self.bound)
+
     def restart(self, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
         for potential, state in zip(self.bound, self.states, strict=True):
             potential.restart(state, groups, prompts)
@@ -195,22 +220,30 @@ class Potentials:
         Returns bool [G, R, V] (None without hard potentials) and int64 [G, R]: the potential that left no token, -1 if some
         are left; `len(bound)` if only the potentials together left none."""
         shape = active.shape
+        cause = torch.full(shape, -1, dtype=torch.int64, device=self.device)
         if not self.hard:
-            return None, torch.full(shape, -1, device=self.device)
-        cause = torch.full(shape, -1, dtype=torch.int64)
+            return None, cause
         began = time.perf_counter()
-        rows = active.flatten().cpu()
-        joint = torch.full_like(self._bits, -1)
+        joint = None
+        rows = None if all(self.bound[i].on_device for i in self.hard) else active.flatten().cpu()
         for i in self.hard:
-            self._bits.fill_(-1)
-            self.bound[i].mask(self.states[i], self._bits, rows)
-            joint &= self._bits
-            dead = (self._bits == 0).all(-1).view(shape)
-            cause = torch.where(dead & (cause < 0), i, cause)
-        dead = (joint == 0).all(-1).view(shape)
-        cause = torch.where(dead & (cause < 0), len(self.bound), cause)
+            bits = torch.where(active.reshape(-1, 1), self._mask_of(i, rows), -1)
+            joint = bits if joint is None else joint & bits
+            cause = torch.where((bits == 0).all(-1).view(shape) & (cause < 0), i, cause)
+        assert joint is not None
+        cause = torch.where((joint == 0).all(-1).view(shape) & (cause < 0), len(self.bound), cause)
         self.seconds += time.perf_counter() - began
-        return unpack(joint.to(self.device), self.vocabulary_size).view(*shape, -1), cause.to(self.device)
+        return unpack(joint, self.vocabulary_size).view(*shape, -1), cause
+
+    def _mask_of(self, i: int, rows: torch.Tensor | None) -> torch.Tensor:
+        """Bit rows int32 [G * R, words] of one hard potential, on the device. `rows`: bool [G * R] on the host, those that
+        count; None if nothing on the host is asked."""
+        potential: Any = self.bound[i]
+        if potential.on_device:
+            return potential.bits(self.states[i]).flatten(0, 1)
+        self._bits.fill_(-1)
+        potential.mask(self.states[i], self._bits, rows)
+        return self._bits.to(self.device, copy=True)
 
     def extend(self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Potentials `which` read int64 [G, R, T], the first `counts` [G, R] of each row (no token that ends a sample); R is
@@ -219,40 +252,47 @@ class Potentials:
         Returns float64 [G, R], the change of sum_i beta_i log phi_i, and int64 [G, R], the first that gave 0, -1 if none."""
         if not which:
             return self._nothing(counts.shape)
-        change = torch.zeros(counts.shape, dtype=torch.float64)
-        cause = torch.full(counts.shape, -1, dtype=torch.int64)
         began = time.perf_counter()
-        flat, real = tokens.flatten(0, 1).cpu(), counts.flatten().cpu()
+        host = [] if all(self.bound[i].on_device for i in which) else [tokens.flatten(0, 1).cpu(), counts.flatten().cpu()]
+        change, cause = self._nothing(counts.shape)
         for i in which:
-            delta = self.bound[i].extend(self.states[i], flat, real).view(counts.shape)
+            given = (tokens, counts) if self.bound[i].on_device else host
+            delta = self.bound[i].extend(self.states[i], *given).view(counts.shape).to(self.device)
             cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
-            change += self.exponents[i] * delta
+            change = change + self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
-        return change.to(self.device), cause.to(self.device)
+        return change, cause
 
     def finish(
         self, particles: Particles, ended: torch.Tensor, which: Sequence[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last step of the telescope of `which` (default: all) for rows `ended` bool [G, N]; returns as `extend`."""
-        if not self.bound:
-            return self._nothing(self.shape)
-        rows = ended.flatten().cpu().nonzero()[:, 0]
-        if not len(rows):
-            return self._nothing(self.shape)
-        change = torch.zeros(self.shape, dtype=torch.float64)
-        cause = torch.full(self.shape, -1, dtype=torch.int64)
+        change, cause = self._nothing(self.shape)
+        which = range(len(self.bound)) if which is None else which
         began = time.perf_counter()
-        reasons = particles.reason.flatten().cpu()[rows]
-        texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
-        for i in range(len(self.bound)) if which is None else which:
-            potential = self.bound[i]
-            state_rows = rows * self.chains if potential.hard else rows
-            delta = potential.finish(self.states[i], state_rows, texts, reasons.tolist())
-            at = change.view(-1)
-            cause.view(-1)[rows] = torch.where((delta == -torch.inf) & (cause.view(-1)[rows] < 0), i, cause.view(-1)[rows])
-            at[rows] += self.exponents[i] * delta
+        hosted = [i for i in which if not self.bound[i].on_device]
+        rows = ended.flatten().cpu().nonzero()[:, 0] if hosted else None
+        if rows is not None and len(rows):
+            reasons = particles.reason.flatten().cpu()[rows]
+            texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
+        else:
+            reasons, texts = None, []
+        for i in which:
+            potential: Any = self.bound[i]
+            if potential.on_device:
+                last = particles.tokens.gather(-1, (particles.length - 1).clamp(min=0)[..., None])[..., 0]
+                delta = torch.where(ended, potential.close(self.states[i], last, particles.reason), 0.0)
+            elif rows is None or reasons is None:
+                continue
+            else:
+                delta = torch.zeros(self.shape, dtype=torch.float64)
+                state_rows = rows * self.chains if potential.hard else rows
+                delta.view(-1)[rows] = potential.finish(self.states[i], state_rows, texts, reasons.tolist())
+                delta = delta.to(self.device)
+            cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
+            change = change + self.exponents[i] * delta
         self.seconds += time.perf_counter() - began
-        return change.to(self.device), cause.to(self.device)
+        return change, cause
 
     def _nothing(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """No change and no cause, made on the device: without potentials a round must not wait for it."""
@@ -262,24 +302,25 @@ class Potentials:
     def fork(self, ancestors: torch.Tensor) -> None:
         """int64 [G, N], places inside each group."""
         for i in self.soft:
-            self.bound[i].fork(self.states[i], _flat(ancestors))
+            self.bound[i].fork(self.states[i], _flat(ancestors, self.bound[i].on_device))
         self.follow(offspring(ancestors, self.chains))
 
     def follow(self, rows: torch.Tensor) -> None:
         """Row r of the hard potentials becomes a copy of row `rows[g, r]`, int64 [G, N * M]."""
         for i in self.hard:
-            self.bound[i].fork(self.states[i], _flat(rows))
+            self.bound[i].fork(self.states[i], _flat(rows, self.bound[i].on_device))
 
     def rollback(self, counts: torch.Tensor, which: Sequence[int] | None = None) -> None:
         """The last `counts` tokens, int64 [G, R], that potentials `which` (default: the hard ones) read never happened."""
         for i in self.hard if which is None else which:
-            self.bound[i].rollback(self.states[i], counts.flatten().cpu())
+            self.bound[i].rollback(self.states[i], counts.flatten() if self.bound[i].on_device else counts.flatten().cpu())
 
 
-def _flat(places: torch.Tensor) -> torch.Tensor:
-    """Places inside each group, int64 [G, R], as places among all rows, int64 [G * R] on the host."""
+def _flat(places: torch.Tensor, on_device: bool) -> torch.Tensor:
+    """Places inside each group, int64 [G, R], as places among all rows, int64 [G * R]; on the host unless `on_device`."""
+    places = places if on_device else places.cpu()
     groups, rows = places.shape
-    return (places.cpu() + torch.arange(groups)[:, None] * rows).flatten()
+    return (places + torch.arange(groups, device=places.device)[:, None] * rows).flatten()
 
 
 def text_counts(counts: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:

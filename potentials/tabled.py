@@ -1,0 +1,109 @@
+"""A regular constraint that runs on tables (`tables.TokenTable`): its state is a number per particle, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smcgen.potentials.base import STOP, Potential, Prompt
+from smcgen.potentials.tables import TokenTable
+
+KEPT = 256  # tokens that can be taken back on a GPU, where asking how many a row has read would wait for it
+
+
+@dataclass
+class Walk:
+    """The state: `now` int64 [G, R], the table's state of each row; `depth` int64 [G, R], tokens read; `past` int64 [G, R,
+    capacity + 1], the states after so many tokens, modulo capacity (the last column is for what is not kept)."""
+
+    now: torch.Tensor
+    depth: torch.Tensor
+    past: torch.Tensor
+
+    @property
+    def capacity(self) -> int:
+        return self.past.shape[-1] - 1
+
+
+class Tabled(Potential):
+    """A bound constraint. Tensors that its methods take may be on `device`; nothing they do waits for the host there.
+
+    Args:
+        name, accepts: of the constraint that was bound; accepts is None for one of tokens, where texts decide nothing.
+        table: its automaton, with the stop strings in it, on the device."""
+
+    hard = True
+    on_device = True
+
+    def __init__(self, name: str, accepts: Callable[[str], bool] | None, table: TokenTable):
+        self.name, self.accepts, self.table = name, accepts, table
+        self.device = table.final.device
+        self.of_tokens = accepts is None
+        self.runs_on = f"tables on {self.device}: {table.states} states, {table.next.shape[1]} classes, {table.bytes} bytes"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def start(self, prompts: Sequence[Prompt], particles: int) -> Walk:
+        now = torch.zeros(len(prompts), particles, dtype=torch.int64, device=self.device)
+        capacity = KEPT if now.is_cuda else 16
+        return Walk(now, torch.zeros_like(now), torch.zeros(*now.shape, capacity + 1, dtype=torch.int64, device=self.device))
+
+    def restart(self, state: Walk, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        where = torch.tensor(list(groups), device=self.device)
+        state.now[where] = 0
+        state.depth[where] = 0
+        state.past[where] = 0
+
+    def bits(self, state: Walk) -> torch.Tensor:
+        """int32 [G, R, ceil(V / 32)], the masks of all rows."""
+        return self.table.mask(state.now)
+
+    def mask(self, state: Walk, out: torch.Tensor, active: torch.Tensor) -> None:
+        out[active] = self.bits(state).flatten(0, 1).to(out.device)[active]
+
+    def extend(self, state: Walk, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        tokens, counts = tokens.to(self.device).view(*state.now.shape, -1), counts.to(self.device).view_as(state.now)
+        if not state.now.is_cuda and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
+            state.past = torch.cat([state.past, torch.zeros(*state.now.shape, longest, dtype=torch.int64)], -1)
+        for column in range(tokens.shape[-1]):
+            reading = column < counts
+            state.now = torch.where(reading, self.table.extend(state.now, tokens[..., column]), state.now)
+            state.depth = state.depth + reading
+            place = torch.where(reading, state.depth % state.capacity, state.capacity)
+            state.past = state.past.scatter(-1, place[..., None], state.now[..., None])
+        return _log((state.now != self.table.dead) | (counts == 0)).flatten()
+
+    def rollback(self, state: Walk, counts: torch.Tensor) -> None:
+        counts = counts.to(self.device).view_as(state.now)
+        state.depth = state.depth - counts
+        before = state.past.gather(-1, (state.depth % state.capacity)[..., None])[..., 0]
+        state.now = torch.where(counts > 0, before, state.now)
+
+    def fork(self, state: Walk, ancestors: torch.Tensor) -> None:
+        ancestors = ancestors.to(self.device)
+        for name in ("now", "depth", "past"):
+            value = getattr(state, name)
+            setattr(state, name, value.flatten(0, 1)[ancestors].view_as(value))
+
+    def finish(self, state: Walk, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
+        now = state.now.flatten()[rows.to(self.device)].cpu()
+        accepted = self.table.final.cpu()[now]
+        for i, reason in enumerate(reasons):
+            if reason == STOP and self.accepts is not None:
+                accepted[i] = bool(now[i] != self.table.dead) and self.accepts(texts[i])
+        return _log(accepted)
+
+    def close(self, state: Walk, last: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:
+        """`finish` for all rows, without texts: `last` int64 [G, N], the last token of each particle, and why it ended, int64
+        [G, N]; the state has R = N * M rows, of which the first of each particle counts. Returns float64 [G, N]."""
+        now = state.now[:, :: state.now.shape[1] // last.shape[1]]
+        stopped = self.table.extend(now, last)  # the token that completed a stop string was not read
+        return _log(self.table.final[torch.where(reason == STOP, stopped, now)])
+
+
+def _log(holds: torch.Tensor) -> torch.Tensor:
+    """float64: 0 where `holds`, else -inf."""
+    return torch.zeros(holds.shape, dtype=torch.float64, device=holds.device).masked_fill(~holds, -torch.inf)
