@@ -25,7 +25,7 @@ project_copyright = "the smcgen authors, Apache-2.0"
 version = release = smcgen.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "mathml", "sphinx_copybutton"]
-exclude_patterns = ["_build", "_ext", "_static"]
+exclude_patterns = ["_build", "_ext", "_static", "more_names.txt"]
 html_theme = "furo"
 html_title = f"smcgen {version}"
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
@@ -52,9 +52,19 @@ napoleon_use_ivar = True
 # Types of other packages, whose inventories would need the network, and of the engine's inside.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|collections|re|os|pathlib|lark|llguidance)\..*"),
-    ("py:.*", r"Axes|Figure|Path|Record|Vocabulary|smcgen\.record\.Record"),
+    ("py:.*", r"Axes|Figure|Path|Vocabulary|smcgen\.(record|drafts)\..*"),
     ("py:.*", r"(tuple|list|dict)\[.*"),
 ]
+
+
+def more_names(page: str) -> str:
+    """Directives for the public names that the page on the API does not place by hand."""
+    lines = []
+    for name in smcgen.__all__:
+        value = getattr(smcgen, name)
+        if f"smcgen.{name}\n" not in page and value.__module__ != "smcgen.errors":
+            lines.append(f".. auto{'class' if isinstance(value, type) else 'function'}:: smcgen.{name}")
+    return "\n".join(lines) + "\n"
 
 
 def write_pages() -> None:
@@ -64,6 +74,7 @@ def write_pages() -> None:
         HERE / "benchmarks.md": benchmark_page(ROOT / "benchmarks"),
         HERE / "messages.md": message_page(ROOT),
     }
+    pages[HERE / "more_names.txt"] = more_names((HERE / "api.md").read_text(encoding="utf-8"))
     pages |= tutorial_pages(ROOT / "tutorials", HERE / "tutorials")
     for path, text in pages.items():
         path.parent.mkdir(exist_ok=True)

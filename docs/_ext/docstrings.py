@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
 
 def setup(app: Any) -> dict[str, bool]:
     kept: dict[str, list[str]] = {}
+    # Overloads leave the options out, which are what a reader looks for.
+    sampling = ModuleAnalyzer.for_module("smcgen.sampling")
+    sampling.analyze()
+    sampling.overloads.clear()
 
     def before(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
         lines[:] = raises_as_prose([several_names(line) for line in lines])
