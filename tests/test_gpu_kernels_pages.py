@@ -199,6 +199,52 @@ def test_forks_of_two_models(rows, columns, device):
                     assert torch.equal(a[i].cpu(), b[i])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_round_of_moves_in_a_graph():
+    """Growth, copies and forks, captured once and replayed; nothing waits for the device."""
+    page, rows, columns, pages = 16, 8, 20, 170
+    random = torch.Generator().manual_seed(0)
+    ours, want = (
+        [
+            torch.zeros(rows, columns, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),  # counts
+            torch.arange(rows, device=device),  # ancestors
+            torch.randn(2, pages, 2, page, 8, generator=torch.Generator().manual_seed(1)).to(device),
+            torch.zeros((), dtype=torch.bool, device=device),
+        ]
+        for device in ("cuda", "cpu")
+    )
+
+    def moves(table, length, counts, ancestors, keys, short):
+        source, target, _ = reference.grow(table, length, counts, page, pages, short)
+        reference.copy_pools([keys, keys.clone()], [source] * 2, [target] * 2)
+        length += counts
+        reference.fork([table], [length], [ancestors])
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda.set_sync_debug_mode("error")
+        moves(*ours)  # compiles; with counts 0 it changes nothing
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        moves(*ours)
+    for _ in range(30):
+        counts = torch.minimum(torch.randint(0, 12, (rows,), generator=random), columns * page - want[1])
+        ancestors = torch.randint(0, rows, (rows,), generator=random)
+        for buffers in (ours, want):
+            buffers[2].copy_(counts)
+            buffers[3].copy_(ancestors)
+        graph.replay()
+        moves(*want)
+        for a, b in zip(ours, want, strict=True):
+            assert torch.equal(a.cpu(), b)
+
+
 def test_pools_that_cannot_be_copied():
     x, none = torch.zeros(1, 2, 1, 1, 4), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="must be contiguous"):

@@ -213,7 +213,7 @@ def test_what_has_no_mass(chains, leniency, device):
     target[1], draft[1] = torch.arange(size).float() * -30, torch.arange(size).flip(0).float() * -30  # down to exp(-1170)
     tokens[1] = size - 1
     target[2], draft[2] = draft[2, :, :1], draft[2, :, :1]  # equal laws: never rejected
-    uniform[2] = 1 - 1e-9
+    uniform[2] = 1 - 1e-5
     allowed[3, :, 0] = False  # nothing at the first position
     allowed[4, :, 2] = False  # nothing at the last
     allowed[5] = False
@@ -333,4 +333,4 @@ def test_real_shapes_in_a_graph(chains, leniency, dtype):
         want = verify(
             *(x.float() if x.is_floating_point() and x.dtype != torch.float64 else x for x in case), leniency=leniency
         )
-        agree(Verdict(*(getattr(got, f).cpu() for f in vars(got))), want, tolerance=1e-5, slack=1)
+        agree(Verdict(*(getattr(got, f).cpu() for f in vars(got))), want, tolerance=1e-5, slack=2 if chains == 1 else 1)
