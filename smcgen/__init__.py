@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smcgen.drafts.ngram import NGram
     from smcgen.errors import Impossible, ModelError, NoSurvivors, PotentialError, SmcgenError, UsageError
     from smcgen.interop.genlm import from_genlm, to_genlm
     from smcgen.posterior import Posterior
@@ -31,6 +32,7 @@ __all__ = [
     "LM",
     "Impossible",
     "ModelError",
+    "NGram",
     "NoSurvivors",
     "Posterior",
     "Posteriors",
@@ -62,6 +64,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "smcgen.drafts.ngram": ("NGram",),
     "smcgen.errors": ("SmcgenError", "UsageError", "ModelError", "PotentialError", "Impossible", "NoSurvivors"),
     "smcgen.interop.genlm": ("from_genlm", "to_genlm"),
     "smcgen.posterior": ("Posterior",),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from smcgen.drafts.bandits import POLICIES
+from smcgen.drafts.hedge import POLICIES
+from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, WHOLE, Factor, Target, Truncation, is_text
+from smcgen.target import LM, WHOLE, Factor, Handle, Target, Truncation, is_text
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
@@ -48,6 +51,15 @@ class Plan:
     policy: str
     draft_costs: tuple[float, ...]
     verification: str
+    blocks: tuple[int, ...]
+    reward: str
+    policy_state: dict[str, Any] | None
+    arm_costs: tuple[float, ...]
+
+    @property
+    def arms(self) -> list[tuple[int, int]]:
+        """(draft, tokens drafted) of all that a policy chooses among; one if there is nothing to choose."""
+        return [(draft, block) for draft in range(len(self.rivals) + 1) for block in self.blocks]
 
     @property
     def rows(self) -> int:
@@ -85,6 +97,7 @@ class Plan:
             "draft_temperature": self.draft_temperature,
             "particles": self.particles,
             "block": self.block if self.draft is not None else None,
+            "blocks": list(self.blocks) if self.draft is not None else None,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
             "runs": self.runs,
@@ -97,8 +110,10 @@ class Plan:
             "plain": self.plain,
             "mode": self.mode,
             "rivals": [draft.name for draft in self.rivals],
-            "policy": self.policy if self.rivals else None,
+            "policy": self.policy if len(self.arms) > 1 else None,
+            "reward": self.reward if len(self.arms) > 1 else None,
             "draft_costs": list(self.draft_costs) or None,
+            "arm_costs": list(self.arm_costs) or None,
             "leniency": self.leniency if math.isfinite(self.leniency) else None,
             "chains": self.chains,
             "verification": self.verification if self.draft is not None else None,
@@ -108,9 +123,9 @@ class Plan:
 
 def make_plan(
     target: Factor,
-    draft: LM | str | Sequence[LM | str] | None,
+    draft: LM | NGram | str | Sequence[LM | NGram | str] | None,
     particles: int | None,
-    block: int | None,
+    block: int | Sequence[int] | None,
     max_tokens: int,
     seed: int | None,
     runs: int,
@@ -128,6 +143,9 @@ def make_plan(
     policy: str,
     draft_costs: Sequence[float] | None,
     verification: str | None,
+    reward: str = "speed",
+    policy_state: Any = None,
+    arm_costs: Sequence[float] | None = None,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -145,21 +163,34 @@ def make_plan(
         _check_exact(target, particles, leniency, anneal, on_budget)
         particles, leniency = 1, 1.0
     particles = DEFAULT_PARTICLES if particles is None else particles
+    blocks: tuple[Any, ...] = tuple(block) if isinstance(block, Sequence) and not isinstance(block, str) and len(block) else (block,)
     for name, value, least, most in (
         ("particles", particles, 1, MAX_SLOTS // 2),
         ("chains", chains, 1, MAX_SLOTS // 2),
         ("max_tokens", max_tokens, 1, MAX_ROUNDS - 1),
         ("runs", runs, 1, 1 << 32),
         ("candidates", 1 if candidates is None else candidates, 1, MAX_STEPS - 1),
-        ("block", 1 if block is None else block, 1, MAX_STEPS - 1),
+        *(("block", 1 if one is None else one, 1, MAX_STEPS - 1) for one in blocks),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
             raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
     rivals: tuple[LM, ...] = ()
+    draft = look_ups(draft, target.lms[0][0])
     if isinstance(draft, Sequence) and not isinstance(draft, str):
         draft, rivals = _rivals(draft, leniency, policy, draft_costs)
-    elif draft_costs is not None:
-        raise UsageError("draft_costs has no effect without several drafts: leave it out")
+    else:
+        _check_policy(policy, draft_costs, draft)
+        if len(blocks) == 1 and draft_costs is not None:
+            raise UsageError("draft_costs has no effect without several drafts or block lengths: leave it out")
+    several = bool(rivals) or len(blocks) > 1
+    if len(set(blocks)) < len(blocks):
+        raise UsageError(f"block={block!r}: give each length once")
+    if len(blocks) > 1 and leniency == math.inf:
+        raise UsageError("several block lengths need mode='exact' or a finite leniency: what is accepted tells them apart")
+    if reward not in ("speed", "acceptance"):
+        raise UsageError(f"reward={reward!r}: give 'speed' or 'acceptance'")
+    if policy_state is not None and not several:
+        raise UsageError("policy_state has no effect without several drafts or block lengths: leave it out")
     leniency = _check_leniency(leniency, chains, draft is None, mode)
     if particles * chains > MAX_SLOTS // 2:
         raise UsageError(f"particles={particles} times chains={chains}: give at most {MAX_SLOTS // 2} together")
@@ -205,6 +236,12 @@ def make_plan(
         draft = LM(draft) if isinstance(draft, str) else draft
         if not isinstance(draft, LM):
             raise UsageError(f"draft {draft!r}: give an LM or the name of a model")
+        for one in (draft, *rivals):
+            if isinstance(one.handle.spec, NGram) and one.handle.spec.model is None and leniency > 1:
+                raise UsageError(
+                    "draft 'ngram' leaves out tokens that the target has, and would bias the weights: give leniency=1 "
+                    "(mode='exact'), or mix it with a model, NGram(model=...)"
+                )
         if draft.truncation != WHOLE and leniency > 1:
             raise UsageError(
                 f"draft {draft!r} leaves out tokens that the target has, and would bias the weights: leave the draft's "
@@ -213,29 +250,58 @@ def make_plan(
         if draft_temperature is None:
             # A temperature of the draft's own stands as it is.
             draft_temperature = draft.temperature if draft.temperature != 1 else first.temperature / positive
+    blocks = tuple(DEFAULT_BLOCK if one is None else one for one in blocks)
+    costs = tuple(draft_costs or [0.0] * (len(rivals) + 1)) if several else ()
+    arm_costs = tuple(arm_costs or (1 + k * c for c in costs for k in blocks))
     return Plan(
-        target, draft, particles, block or DEFAULT_BLOCK, max_tokens, seed, runs, stops, on_budget, resampling,
+        target, draft, particles, max(blocks), max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
-        rivals, policy, tuple(draft_costs or [0.0] * (len(rivals) + 1)) if rivals else (), verification,
+        rivals, policy, costs, verification, blocks, reward, read_state(policy_state), arm_costs,
     )  # fmt: skip
 
 
+def look_ups(draft: Any, base: LM) -> Any:
+    """`draft` with "ngram" and every `NGram` in it made a language model beside `base`."""
+    if isinstance(draft, Sequence) and not isinstance(draft, str):
+        return [look_ups(one, base) for one in draft]
+    if draft == "ngram":
+        draft = NGram()
+    return LM(Handle(draft, source=base.handle)) if isinstance(draft, NGram) else draft
+
+
 def _rivals(
-    drafts: Sequence[LM | str], leniency: float | None, policy: str, costs: Sequence[float] | None
+    drafts: Sequence[Any], leniency: float | None, policy: str, costs: Sequence[float] | None
 ) -> tuple[LM, tuple[LM, ...]]:
     """The first of several drafts, and the others."""
     if not drafts or not all(isinstance(draft, LM | str) for draft in drafts):
         raise UsageError(f"draft={drafts!r}: give LMs or names of models, at least one")
-    first, *others = (LM(draft) if isinstance(draft, str) else draft for draft in drafts)
+    first, *others = [LM(draft) if isinstance(draft, str) else draft for draft in drafts]
     if others and leniency == math.inf:
         raise UsageError("several drafts need mode='exact' or a finite leniency: what is accepted tells them apart")
     if any((d.temperature, d.truncation, d.prompt) != (first.temperature, first.truncation, first.prompt) for d in others):
         raise UsageError("several drafts must share their temperature, truncation and prompt: use draft_temperature")
+    _check_policy(policy, costs, drafts)
+    return first, tuple(others)
+
+
+def _check_policy(policy: str, costs: Sequence[float] | None, drafts: Any) -> None:
     if policy not in POLICIES:
         raise UsageError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
-    if costs is not None and (len(costs) != len(drafts) or not all(_is_number(c) and 0 <= c < math.inf for c in costs)):
+    count = len(drafts) if isinstance(drafts, Sequence) and not isinstance(drafts, str) else 1
+    if costs is not None and (len(costs) != count or not all(_is_number(c) and 0 <= c < math.inf for c in costs)):
         raise UsageError(f"draft_costs={costs!r}: give a number for each draft, the cost of a token in forwards of the target")
-    return first, tuple(others)
+
+
+def read_state(state: Any) -> dict[str, Any] | None:
+    """What a policy has learned: `info["policy_state"]` of another run, or the path of a JSON file that holds it."""
+    if isinstance(state, str | Path):
+        try:
+            state = json.loads(Path(state).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"policy_state {str(state)!r}: cannot be read ({error})") from None
+    if state is not None and not (isinstance(state, dict) and isinstance(state.get("arrays"), dict)):
+        raise UsageError("policy_state: give info['policy_state'] of another run, or the path of a JSON file that holds it")
+    return state
 
 
 def _is_number(value: Any) -> bool:

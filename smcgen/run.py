@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smcgen.drafts.bandits import POLICIES
+from smcgen.drafts.bandits import Policy
+from smcgen.drafts.hedge import POLICIES
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
@@ -78,10 +79,10 @@ def run(
         proposal = TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
     else:
         reader = Reader(draft, (1, width, plan.rows), *room)
-        if rivals:
+        if len(plan.arms) > 1:
             readers = Rivals([reader, *(Reader(rival, (1, width, plan.rows), *room) for rival in rivals)])
-            make = POLICIES[plan.policy]
-            proposal = RivalProposal(readers, plan.block, *plan.draft_law, plan.leniency, plan.chains, plan.draft_costs, make)
+            options = (plan.arms, plan.arm_costs, functools.partial(_policy, plan), plan.reward)
+            proposal = RivalProposal(readers, *plan.draft_law, plan.leniency, plan.chains, *options)
         elif plan.leniency == math.inf:
             proposal = DraftProposal(reader, plan.block, *plan.draft_law)
         else:
@@ -106,7 +107,10 @@ def run(
     record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
     drafts = [*([draft] if draft else []), *rivals]
     if isinstance(proposal, RivalProposal):
-        record.info["draft_rounds"] = proposal.rounds.tolist()
+        uses = proposal.rounds.reshape(len(drafts), -1)
+        record.info["draft_rounds"] = uses.sum(1).tolist()
+        record.info["block_rounds"] = dict(zip(plan.blocks, uses.sum(0).tolist(), strict=True))
+        record.info["policy_state"] = proposal.policies[0].state()
     record.info.update(
         seconds=time.perf_counter() - began,
         potential_seconds=world.potentials.seconds,
@@ -114,6 +118,14 @@ def run(
         ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
     )
     return record
+
+
+def _policy(plan: Plan) -> Policy:
+    """The policy of an item, with what it has learned before."""
+    policy = POLICIES[plan.policy](len(plan.arms))
+    if plan.policy_state is not None:
+        policy.load(plan.policy_state)
+    return policy
 
 
 def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
@@ -161,6 +173,7 @@ class Batch:
             self.fields[name] = torch.zeros(items, *value.shape[1:], dtype=dtype)
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
         self.history: list[RoundInfo] = []
+        self.seconds: list[float] = []  # of each round of the batch
         self.place = np.zeros((items, 3), np.int64)  # of each item: its group, first round and end in the history
 
     def run(self, progress: bool | None) -> None:
@@ -174,9 +187,11 @@ class Batch:
                     taken = {free.pop(0): queue.popleft() for _ in range(min(len(queue), len(free)))}
                     self.admit(taken)
                     busy.update(taken)
+                began = time.perf_counter()
                 self.particles, info = step(self.particles, self.world, self.algorithm)
                 self.history.append(_to_host(info))
                 done = self.particles.done.cpu()
+                self.seconds.append(time.perf_counter() - began)
                 for reader in self._readers():
                     reader.verify()
                 self.world.scorer.verify()
@@ -252,7 +267,12 @@ class Batch:
             prompts=[prompt.text for prompt in self.prompts],
             runs=self.plan.runs,
             settings=self.plan.settings(),
-            info={"rounds": len(history), "tokens": int(fields["length"].sum())},
+            info={
+                "rounds": len(history),
+                "tokens": int(fields["length"].sum()),
+                "tokens_per_second": float(fields["length"].amax(-1).sum()) / max(sum(self.seconds), 1e-9),
+                "step_seconds": {f"p{p}": float(np.percentile(self.seconds, p)) for p in (50, 95)},
+            },
             texts_of=texts_of,
             piece_of=piece_of,
             rounds_of=rounds_of,

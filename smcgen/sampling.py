@@ -6,8 +6,10 @@ import asyncio
 import functools
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, overload
 
+from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.plan import make_plan
 from smcgen.posterior import Posterior
@@ -27,9 +29,9 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     target: Factor,
     prompt: Any = None,
     *,
-    draft: LM | str | Sequence[LM | str] | None = None,
+    draft: LM | NGram | str | Sequence[LM | NGram | str] | None = None,
     particles: int | None = None,
-    block: int | None = None,
+    block: int | Sequence[int] | None = None,
     max_tokens: int = 128,
     seed: int | None = None,
     runs: int = 1,
@@ -45,6 +47,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     policy: str = "restarting",
     draft_costs: Sequence[float] | None = None,
     verification: str | None = None,
+    reward: str = "speed",
+    policy_state: dict[str, Any] | str | Path | None = None,
     candidates: int | None = None,
     chat: bool | None = None,
     groups: int | None = None,
@@ -59,10 +63,11 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         prompt: text, chat messages (list of dicts) or token ids (list of ints); a list of these runs many prompts at once and
             returns `Posteriors`. None if every language model has its own (`lm.given`).
         draft: a model with the same tokenizer that proposes blocks; without it the target proposes token by token. It reads
-            the first model's prompt, or its own (`draft.given`). Of a list of drafts (with mode="exact" or a finite
+            the first model's prompt, or its own (`draft.given`). "ngram" (or `NGram(...)`) looks up what followed the last
+            tokens before, without a model; for mode="exact". Of a list of drafts (with mode="exact" or a finite
             leniency) a policy chooses one for each round; `info["draft_rounds"]` counts how often, in their order.
         particles: N of each group (default 8).
-        block: K, tokens drafted per round (default 4; only with a draft).
+        block: K, tokens drafted per round (default 4; only with a draft). Of a list of lengths the policy chooses too.
         max_tokens: budget of generated tokens, the end token included.
         seed: of all randomness, in [0, 2**64); None takes a fresh one, kept in `settings`.
         runs: independent groups per prompt, combined by their evidence; gives `log_evidence_se`.
@@ -78,9 +83,13 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             misses what the target wants. Default 2.
         chains: M, candidate continuations that each particle drafts (only with a finite leniency).
         mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
-        policy: chooses among several drafts: restarting, ucb-tuned, ucb1, thompson, sliding-ucb or fixed (the first).
-        draft_costs: of several drafts, what a token of each costs in forwards of the target, measured beforehand; default:
-            nothing, so that the most accepted draft wins.
+        policy: chooses among several drafts and block lengths: restarting, ucb-tuned, ucb1, thompson, sliding-ucb, fixed (the
+            first), or hedge, for which all drafts read the verified tokens, so that each round teaches about all of them.
+        draft_costs: what a token of each draft costs in forwards of the target, measured beforehand; default: nothing, so that
+            the most accepted draft (and the longest block) wins.
+        reward: what a policy maximises, "speed" (tokens per unit of cost, times the share of particles that the weights of a
+            block leave effective) or "acceptance".
+        policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it.
         verification: in mode="exact" with one chain, "block" (drafted tokens are judged together, so that more are kept; the
             default there) or "token" (one after the other).
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
@@ -101,6 +110,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
         draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
+        reward, policy_state,
     )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]

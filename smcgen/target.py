@@ -100,13 +100,13 @@ class Handle:
     tokenizer: Any = None
     device: str | None = None
     dtype: str | None = None
-    source: Handle | None = None  # this model is a quantised copy of that one
+    source: Handle | None = None  # this model is made from that one: a quantised copy if there are `bits`, else by `spec`
     bits: int | None = None
     loaded: LanguageModel | None = None
 
     @property
     def name(self) -> str:
-        if self.source is not None:
+        if self.source is not None and self.bits is not None:
             return f"{self.source.name}:int{self.bits}"
         if isinstance(self.spec, str):
             return self.spec
@@ -118,17 +118,20 @@ class Handle:
 
         if isinstance(self.spec, LanguageModel):
             return self.spec
-        if self.loaded is None:
+        found = self.loaded
+        if found is None:
             with warnings.catch_warnings():  # tqdm asks for notebook widgets that nothing here uses
                 warnings.filterwarnings("ignore", message="IProgress not found")
                 from smcgen.lm.load import load, quantized  # imports transformers
 
-            if self.source is not None:
-                assert self.bits is not None
-                self.loaded = quantized(self.source.load(), self.bits)
+            if self.source is not None and self.bits is None:
+                found = self.spec.build(self.source.load())  # an NGram
+            elif self.source is not None and self.bits is not None:
+                found = quantized(self.source.load(), self.bits)
             else:
-                self.loaded = load(self.spec, self.tokenizer, device=self.device, dtype=self.dtype)
-        return self.loaded
+                found = load(self.spec, self.tokenizer, device=self.device, dtype=self.dtype)
+            self.loaded = found
+        return found
 
 
 class Truncation(NamedTuple):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import smcgen as sg
 from smcgen.drafts.bandits import POLICIES, Policy
+from smcgen.drafts.hedge import Hedge
 from smcgen.proposals.rivals import RivalProposal
 from tests.statistics import evidence_z, law_p_value, many
 from tests.tables import Exact, tables
@@ -81,6 +84,92 @@ def test_the_better_draft_is_found_and_costs_count():
     assert used[0] > 3 * used[1]
 
 
+@pytest.mark.parametrize("chains", [1, 2])
+@pytest.mark.parametrize("policy", ["thompson", "hedge"])
+def test_law_with_blocks_of_several_lengths(policy, chains):
+    posts = many(LM, draft=[BAD, GOOD], policy=policy, chains=chains, **{**EXACT, "block": [1, 3]})
+    assert law_p_value(posts, truth()) > 1e-4
+    if policy == "thompson":
+        assert min(posts.info["block_rounds"].values()) > 0
+
+
+def test_evidence_is_unbiased_with_blocks_of_several_lengths():
+    for policy in ("thompson", "hedge"):
+        posts = many(LM**2, draft=GOOD, policy=policy, block=[1, 2, 3], leniency=1.5, groups=10_000)
+        assert abs(evidence_z(posts, exact(2))) < 4
+
+
+def endless(lm):
+    """The table without an end token."""
+    table = lm.table.clone()
+    table[..., 3] = -30.0
+    return type(lm)(table, lm.name)
+
+
+def test_full_information_finds_the_better_draft_at_once():
+    lm, good, bad = (sg.LM(endless(x)) for x in (BASE, DRAFT, tables(noise=3.0)[1]))
+    options = {"mode": "exact", "max_tokens": 400, "block": 4, "seed": 1, "draft": [bad, good]}
+    used = sg.sample(lm, "ca", policy="hedge", **options).info["draft_rounds"]
+    tried = sg.sample(lm, "ca", policy="ucb-tuned", **options).info["draft_rounds"]
+    assert used[0] <= 5
+    assert used[0] < tried[0]
+
+
+def test_what_full_information_scores_is_the_overlap(monkeypatch):
+    """Each draft's mean of sum min(p, q) over the committed tokens, against the tables; chosen or not, after forks too."""
+    seen = []
+    original = Hedge.learn_all
+    monkeypatch.setattr(Hedge, "learn_all", lambda self, reward: (seen.append(reward.copy()), original(self, reward)))
+    post = sg.sample(
+        LM, "ca", draft=[BAD, GOOD], policy="hedge", reward="acceptance", mode="exact", block=2, max_tokens=40, seed=3, chains=2
+    )
+    read, want = [2, 0], []
+    for r in post.rounds[0]:
+        overlap = []
+        for d in (BAD, GOOD):
+            table = d.handle.spec
+            values = [
+                np.minimum(BASE.probabilities(read, t[:i]), table.probabilities(read, t[:i])).sum()
+                for t in r.tokens
+                for i in range(min(len(t), 2))
+            ]
+            overlap.append(np.mean(values))
+        want.append(overlap)
+        read = [*read, *r.tokens[0]]
+    assert np.allclose(np.concatenate(seen), want, atol=1e-6)
+
+
+def test_costs_decide_the_block():
+    lm, draft = sg.LM(endless(BASE)), sg.LM(endless(DRAFT))
+    options = {"mode": "exact", "max_tokens": 600, "block": [1, 6], "policy": "hedge", "seed": 2, "draft": draft}
+    free = sg.sample(lm, "ca", draft_costs=[0.0], **options).info["block_rounds"]
+    dear = sg.sample(lm, "ca", draft_costs=[0.6], **options).info["block_rounds"]
+    assert free[6] > 3 * free[1]
+    assert dear[1] > 3 * dear[6]
+
+
+def test_what_a_policy_has_learned_is_kept(tmp_path):
+    options = {"draft": [BAD, GOOD], "policy": "thompson", "mode": "exact", "max_tokens": 60}
+    first = sg.sample(LM, "ca", seed=1, **options)
+    state = first.info["policy_state"]
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    second = sg.sample(LM, "ca", seed=2, policy_state=path, **options)
+    pulls = [np.sum(p.info["policy_state"]["arrays"]["pulls"]) for p in (first, second)]
+    assert pulls[1] - pulls[0] == sum(second.info["draft_rounds"])
+    with pytest.raises(sg.UsageError, match="policy 'thompson'"):
+        sg.sample(LM, "ca", policy_state=path, **{**options, "policy": "ucb1"})
+    path.write_text("[]")
+    with pytest.raises(sg.UsageError, match="policy_state"):
+        sg.sample(LM, "ca", policy_state=path, **options)
+
+
+def test_steps_are_timed():
+    info = sg.sample(LM, "ca", draft=GOOD, mode="exact", max_tokens=20).info
+    assert 0 < info["step_seconds"]["p50"] <= info["step_seconds"]["p95"]
+    assert info["tokens_per_second"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -91,6 +180,12 @@ def test_the_better_draft_is_found_and_costs_count():
         ({"draft": [GOOD, BAD], "mode": "exact", "draft_costs": [1.0]}, "for each draft"),
         ({"draft": [GOOD, BAD.at(top_k=2)], "mode": "exact"}, "share"),
         ({"draft": GOOD, "draft_costs": [1.0]}, "without several"),
+        ({"draft": GOOD, "block": [2, 2], "mode": "exact"}, "once"),
+        ({"draft": GOOD, "block": [1, 0], "mode": "exact"}, "block=0"),
+        ({"draft": GOOD, "block": [1, 2], "leniency": float("inf")}, "finite leniency"),
+        ({"draft": [GOOD, BAD], "mode": "exact", "reward": "fame"}, "'speed' or"),
+        ({"draft": GOOD, "mode": "exact", "policy_state": {"arrays": {}}}, "without several"),
+        ({"draft": [GOOD, BAD], "mode": "exact", "policy_state": "no such file"}, "cannot be read"),
     ],
 )
 def test_what_means_nothing_is_refused(options, message):

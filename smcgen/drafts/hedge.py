@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from smcgen.drafts.bandits import Policy
+from smcgen.drafts.bandits import POLICIES, Policy
+
+__all__ = ["POLICIES", "DraftHedge", "Hedge"]
 
 
 class Hedge(Policy):
@@ -42,3 +44,13 @@ class Hedge(Policy):
             weight = np.exp(self.log_weight - top)
             weight /= weight.sum(-1, keepdims=True)
             self.log_weight = np.log((1 - self.share) * weight + self.share / self.arms)
+
+
+class DraftHedge(Hedge):
+    """`Hedge` as the choice among drafts uses it: it follows drafts whose worth changes with the text."""
+
+    def __init__(self, arms: int, runs: int = 1):
+        super().__init__(arms, runs, rate=1.0, share=1e-3)
+
+
+POLICIES[DraftHedge.name] = DraftHedge

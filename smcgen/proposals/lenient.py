@@ -69,7 +69,11 @@ class LenientProposal(DraftProposal):
             counts = draft.counts
             steps.append(step)
         logits = world.scorer.read(wide, draft.tokens[..., : self.drafted], draft.counts)
-        return self.judgement(self, particles, world, draft, steps, barred, logits).block()
+        return self.settle(self.judgement(self, particles, world, draft, steps, barred, logits))
+
+    def settle(self, judgement: Judgement) -> Block:
+        """The block of a round whose drafted tokens have been scored."""
+        return judgement.block()
 
 
 class Judgement:
@@ -230,6 +234,15 @@ class Judgement:
             log_z = local.logsumexp(-1)
             self.drawing.leave(used, log_z - log_total)
         return rows, torch.where(log_z[..., None] == -torch.inf, -torch.inf, local - log_z[..., None]), log_z
+
+    def target_law(self, i: int) -> torch.Tensor:
+        """log p~ float64 [G, N, V], without masks, after i of the tokens that each particle has taken."""
+        at = torch.full_like(self.row, i)
+        return self._target(at, None, torch.zeros_like(self.rejected))[1]
+
+    def draft_law(self, i: int) -> torch.Tensor:
+        """log q float64 [G, N, V] likewise, for the draft that the group has drafted with."""
+        return pick(self.steps[i].log_mass, self.row).double().log_softmax(-1)
 
     def _draft_law(self, step: Step, allowed: torch.Tensor | None) -> torch.Tensor:
         """log q float64 [G, N, V] of the chain each particle follows."""

@@ -1,8 +1,9 @@
-"""Several drafts in one decoding: in each round, each group drafts with the one that its policy has chosen.
+"""Several drafts and block lengths in one decoding: in each round, each group drafts with the arm that its policy has chosen.
 
 The choice rests on past rounds only, so that it moves neither the law of lossless decoding nor the mean of the evidence. The
 reward of a round is tokens per particle and unit of cost, as a share of the most possible, so that its mean is proportional to
-tokens per second: what a policy maximises is the speed, not the acceptance.
+tokens per second: what a policy maximises is the speed, not the acceptance. With full information (`drafts.hedge`) every draft
+reads the tokens that were verified, and each round teaches about all arms.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import numpy as np
 import torch
 
 from smcgen.drafts.bandits import Policy
+from smcgen.drafts.hedge import Hedge
+from smcgen.kernels.categorical import log_softmax
+from smcgen.kernels.truncate import truncate
 from smcgen.lm.batch import Reader
 from smcgen.proposals.base import World
-from smcgen.proposals.lenient import LenientProposal
+from smcgen.proposals.lenient import Judgement, LenientProposal
+from smcgen.smc.chains import widen
 from smcgen.smc.keys import CHOOSE
 from smcgen.smc.particles import Block, Particles
 from smcgen.target import Truncation
@@ -75,49 +80,143 @@ class Rivals:
 
 
 class RivalProposal(LenientProposal):
-    """`LenientProposal` with several drafts.
+    """`LenientProposal` with several arms: drafts, each with one or several block lengths.
 
     Args:
         rivals: the readers of the drafts; a group's policy starts anew with each item.
-        costs: of a drafted token of each draft, in forwards of the target.
-        make: a policy for so many arms.
+        arms: (draft, tokens drafted) of each arm.
+        costs: of a round with each arm, in forwards of the target.
+        make: a policy for these arms, as it is when an item begins.
+        reward: "speed", tokens per unit of cost, times the share of the particles that the block's weights leave effective;
+            or "acceptance", the share of the drafted tokens that were accepted of those judged.
         others: as in `LenientProposal`.
+
+    Attributes:
+        rounds: int64 [arms], in which each arm was used.
     """
 
     def __init__(
         self,
         rivals: Rivals,
-        drafted: int,
         temperature: float,
         truncation: Truncation,
         leniency: float,
         chains: int,
+        arms: Sequence[tuple[int, int]],
         costs: Sequence[float],
-        make: Callable[[int], Policy],
+        make: Callable[[], Policy],
+        reward: str = "speed",
     ):
-        super().__init__(rivals, drafted, temperature, truncation, leniency, chains)  # pyright: ignore[reportArgumentType] reads as a Reader does
-        self.rivals, self.make = rivals, make
-        round_cost = 1 + drafted * np.array(costs)
+        longest = max(drafted for _, drafted in arms)
+        super().__init__(rivals, longest, temperature, truncation, leniency, chains)  # pyright: ignore[reportArgumentType] reads as a Reader does
+        self.rivals, self.arms, self.make, self.reward = rivals, list(arms), make, reward
+        round_cost = np.array(costs, np.float64)
         self.worth = round_cost.min() / round_cost / self.block  # reward of one token, at most 1 / block
-        self.policies = [make(len(costs)) for _ in range(rivals.shape[1])]
-        self.rounds = np.zeros(len(costs), np.int64)  # that each draft was used in
+        self.policies = [make() for _ in range(rivals.shape[1])]
+        self.most = torch.zeros_like(rivals.arm)  # tokens that each group drafts
+        self.rounds = np.zeros(len(arms), np.int64)
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         super().admit(groups, prompts)
         for group in groups:
-            self.policies[group] = self.make(len(self.worth))
+            self.policies[group] = self.make()
+
+    def limit(self, particles: Particles, world: World) -> torch.Tensor:
+        return torch.minimum(super().limit(particles, world), self.most[:, None])
 
     def extend(self, particles: Particles, world: World) -> Block:
         active = (~particles.done).nonzero()[:, 0].tolist()
-        uniform = world.keys.uniform(CHOOSE, particles.round, 0, len(self.worth)).cpu().numpy()
+        uniform = world.keys.uniform(CHOOSE, particles.round, 0, len(self.arms)).cpu().numpy()
+        chosen = {}
         for group in active:
-            arm = int(self.policies[group].choose(uniform[group : group + 1])[0])
-            self.rivals.arm[group] = arm
+            arm = chosen[group] = int(self.policies[group].choose(uniform[group : group + 1])[0])
+            self.rivals.arm[group], self.most[group] = self.arms[arm]
             self.rounds[arm] += 1
+        self.drafted = max((self.arms[arm][1] for arm in chosen.values()), default=1)
         block = super().extend(particles, world)
-        tokens, alive = block.counts.cpu().numpy(), particles.alive.cpu().numpy()
-        for group in active:
-            arm = self.rivals.arm[group : group + 1].cpu().numpy()
-            mean = tokens[group][alive[group]].mean()
-            self.policies[group].learn(arm, mean * self.worth[arm])
+        if not any(isinstance(policy, Hedge) for policy in self.policies):
+            self._learn(chosen, particles, block)
         return block
+
+    def _learn(self, chosen: dict[int, int], particles: Particles, block: Block) -> None:
+        """Each group's policy learns what the arm that it chose has earned."""
+        tokens, alive = block.counts.cpu().numpy(), particles.alive.cpu().numpy()
+        judged, accepted = block.judged.cpu().numpy(), block.accepted.cpu().numpy()
+        log_weight = block.log_weight.cpu().numpy()
+        for group, arm in chosen.items():
+            here = alive[group]
+            if self.reward == "acceptance":
+                if judged[group].sum() == 0:
+                    continue
+                earned = accepted[group].sum() / judged[group].sum()
+            else:
+                earned = tokens[group][here].mean() * self.worth[arm] * effective_share(log_weight[group][here])
+            self.policies[group].learn(np.array([arm]), np.array([earned]))
+
+    def settle(self, judgement: Judgement) -> Block:
+        block = super().settle(judgement)
+        if any(isinstance(policy, Hedge) for policy in self.policies):
+            self._learn_all(judgement, block)
+        return block
+
+    def _learn_all(self, judgement: Judgement, block: Block) -> None:
+        """Every draft is scored at the positions of the tokens just committed: accepted with probability a = sum min(p, q),
+        it would have made 1 + a + ... + a**K tokens with a block of K."""
+        particles = judgement.particles
+        used = [particles.alive & (i < block.counts) for i in range(len(judgement.steps))]
+        log_p = [judgement.target_law(i) for i in range(len(used))]
+        overlap = np.zeros((len(self.rivals.readers), len(block.counts)))
+        for d, reader in enumerate(self.rivals.readers):
+            own = self.rivals.arm == d
+            others = self._catch_up(reader, particles, block, ~own)
+            for i, here in enumerate(used):
+                log_q = torch.where(own[:, None, None], judgement.draft_law(i), others(i))
+                shared = torch.minimum(log_p[i], log_q).exp().sum(-1)
+                overlap[d] += torch.where(here, shared, 0.0).sum(-1).cpu().numpy()
+        count = sum(here.sum(-1) for here in used).cpu().numpy()  # pyright: ignore[reportAttributeAccessIssue]
+        for group in np.flatnonzero(count):
+            a = np.minimum(overlap[:, group] / count[group], 1.0)
+            if self.reward == "acceptance":
+                earned = [a[d] for d, _ in self.arms]
+            else:
+                earned = [(a[d] ** np.arange(k + 1)).sum() * w for (d, k), w in zip(self.arms, self.worth, strict=True)]
+            policy = self.policies[group]
+            assert isinstance(policy, Hedge)
+            policy.learn_all(np.array([earned]))
+
+    def _catch_up(
+        self, reader: Reader, particles: Particles, block: Block, groups: torch.Tensor
+    ) -> Callable[[int], torch.Tensor]:
+        """A draft that was not chosen reads, in `groups` bool [G], all but the last token of the new block (the first row of
+        each particle; the others become copies). Returns position in the block -> log q float64 [G, N, V]."""
+        room, size = particles.tokens.shape[-1], block.tokens.shape[-1]
+        step = torch.arange(size, device=block.counts.device)
+        place = torch.where(step < block.counts[..., None], particles.length[..., None] + step, room)
+        tokens = torch.cat([particles.tokens, torch.zeros_like(particles.tokens[..., :1])], -1)
+        tokens = tokens.scatter(-1, place, block.tokens)[..., :room]
+        length = widen(particles.length + block.counts - 1, self.chains)
+        first = torch.arange(length.shape[1], device=length.device) % self.chains == 0
+        reads = groups[:, None] & widen(particles.alive & (block.counts > 0), self.chains) & first
+        behind = torch.where(reads, reader.prompt_length + length - reader.length, 0)
+        width = max(int(behind.max()), 1)
+        unread, _ = reader.unread(widen(tokens, self.chains), length, width)
+        logits = reader.read(unread, behind)[0, :, :: self.chains]
+        if self.chains > 1:
+            reader.fork(widen(torch.arange(particles.length.shape[1], device=length.device)[None], self.chains) * self.chains)
+        start = behind[0, :, :: self.chains] - block.counts
+
+        def law(i: int) -> torch.Tensor:
+            at = (start + i).clamp(0, width - 1)[..., None, None].expand(-1, -1, 1, logits.shape[-1])
+            row = truncate(logits.gather(2, at)[:, :, 0].float(), self.temperature, *self.truncation)
+            return log_softmax(row, self.temperature)
+
+        return law
+
+
+def effective_share(log_weight: np.ndarray) -> float:
+    """(sum w)**2 / (n sum w**2) of log weights float64 [n]: 1 where weights are equal, 0 where none is left."""
+    top = log_weight.max(initial=-np.inf)
+    if not np.isfinite(top):
+        return 0.0
+    w = np.exp(log_weight - top)
+    return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
