@@ -1,0 +1,63 @@
+"""The kernels of draws, random numbers and resampling compile for a device (sm_90), none needed: what the interpreter forgives,
+the compiler may not. In another process, for in this one Triton may be interpreting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import math
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from smcgen.kernels.gpu import categorical, philox, resample
+
+def build(kernel, types, constants, warps):
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    target = GPUTarget("cuda", 90, 32)
+    compiled = triton.compile(ASTSource(kernel, signature, values), target=target, options={"num_warps": warps})
+    print(kernel.__name__, len(compiled.asm["cubin"]))
+
+for dtype, mask, power in (("*bf16", 2, True), ("*fp16", 1, False), ("*fp32", 0, True)):
+    types = {"X": dtype, "Mask": (dtype, "*u8", "*i32")[mask], "Exponent": "*fp64" if power else dtype, "Parts": "*fp64",
+             "Uniform": "*fp64", "Token": "*i64", "Tokens": "*i64", "Out": "*fp64", "temperature": "fp32"}
+    build(categorical._masses, types, {"CHUNK": 2048, "MASK": mask, "POWER": power}, 4)
+    build(categorical._draw, types, {"CHUNK": 2048, "P": 64, "MASK": mask, "POWER": power}, 8)
+build(categorical._score, types, {"P": 64}, 1)
+ones = dict.fromkeys(("V", "chunks", "rows", "d1", "d2", "x0", "m0", "e0", "u0"), 1)  # Triton makes a 1 a constant
+build(categorical._draw, types, {"CHUNK": 2048, "P": 1, "MASK": 0, "POWER": True} | ones, 8)
+
+types = dict.fromkeys(("Item", "Run", "Round", "History", "Key", "A", "B", "C", "D"), "*i64")
+types |= dict.fromkeys(("U", "W", "Out"), "*fp64") | {"k0": "i64"}
+for device_key in (False, True):
+    fixed = {"STEP": 16, "PURPOSE": 24, "DEVICE_KEY": device_key}
+    build(philox._uniforms, types, {"BLOCK": 128, "DEVICE_KEY": device_key}, 4)
+    build(philox._per_slot, types, {"BLOCK": 16, **fixed}, 1)
+    build(philox._stratified, types, {"BLOCK": 32, "OTHERS": 64, **fixed}, 4)
+
+types = dict.fromkeys(("Score", "Uniforms", "Ess", "LogMean"), "*fp64") | {"Eligible": "*u8", "Go": "*u8", "Ancestors": "*i64"}
+for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "killing"):
+    for n, warps, more in ((1, 1, {"N": 1}), (8, 1, {}), (1024, 8, {})) if scheme == "systematic" else ((8, 1, {}),):
+        constants = {"LIMIT": 0.5 * n, "LOG_N": math.log(n), "SCHEME": scheme, "P": n, "J": min(16, n)}
+        build(resample._resample, types, constants | more, warps)
+"""
+
+
+def test_they_compile(tmp_path):
+    script = tmp_path / "build.py"
+    script.write_text(SCRIPT)
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, cwd=os.getcwd())
+    assert done.returncode == 0, done.stderr[-3000:]
+    built = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in built} == {"_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"}
+    assert all(int(size) > 1000 for _, size in built)
