@@ -140,6 +140,10 @@ def test_pareto_k_of_weights():
     assert pareto_k(generator.random(4000)) < 0.3
     assert pareto_k(generator.pareto(1.0, 4000)) == pytest.approx(1.0, abs=0.2)
     assert pareto_k(np.r_[np.zeros(90), generator.random(10)]) is None
+    nearly_equal = np.r_[1 + 1e-4 * generator.random(59), np.full(5, 1.014)]
+    ordered = np.sort(nearly_equal)
+    assert fit_pareto(ordered[-13:] - ordered[-14]) > 1  # the fit alone sees a very heavy tail
+    assert pareto_k(nearly_equal) == 0.5
 
 
 def test_barred_counts_narrow_steps_after_the_first_token():
