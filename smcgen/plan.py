@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
 # Where a draft misses what the target wants, weights alone do not find it again; a few rejections do.
 DEFAULT_LENIENCY = 2.0
-MODES = ("smc", "exact")
+MODES = ("smc", "exact")  # and "auto", which becomes one of them before a plan is made
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,14 @@ class Plan:
         """Whether the target is a language model as it is, so that its evidence is 1."""
         alone = not self.target.potentials and len(self.target.lms) == 1 and self.target.lms[0][1] == 1
         return alone and self.on_budget == "truncate"
+
+    def without_draft(self) -> Plan:
+        """The same run with the target as its own proposal."""
+        leniency = 1.0 if self.mode == "exact" else math.inf
+        return replace(
+            self, draft=None, rivals=(), blocks=(DEFAULT_BLOCK,), block=DEFAULT_BLOCK, chains=1, leniency=leniency,
+            draft_temperature=None, verification="token", draft_costs=(), arm_costs=(), policy_state=None,
+        )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """What decides the run, JSON-ready."""
@@ -158,12 +166,14 @@ def make_plan(
     if positive == 0:
         raise UsageError(f"target {target!r} has only negative exponents: multiply by a model with a positive one")
     if mode not in MODES:
-        raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}")
+        raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}, auto")
     if mode == "exact":
         _check_exact(target, particles, leniency, anneal, on_budget)
         particles, leniency = 1, 1.0
     particles = DEFAULT_PARTICLES if particles is None else particles
-    blocks: tuple[Any, ...] = tuple(block) if isinstance(block, Sequence) and not isinstance(block, str) and len(block) else (block,)
+    blocks: tuple[Any, ...] = (
+        tuple(block) if isinstance(block, Sequence) and not isinstance(block, str) and len(block) else (block,)
+    )
     for name, value, least, most in (
         ("particles", particles, 1, MAX_SLOTS // 2),
         ("chains", chains, 1, MAX_SLOTS // 2),

@@ -42,13 +42,14 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     anneal: Ramp | None = None,
     draft_temperature: float | None = None,
     leniency: float | None = None,
-    chains: int = 1,
+    chains: int | None = None,
     mode: str = "smc",
     policy: str = "restarting",
     draft_costs: Sequence[float] | None = None,
     verification: str | None = None,
     reward: str = "speed",
     policy_state: dict[str, Any] | str | Path | None = None,
+    baseline: bool = False,
     candidates: int | None = None,
     chat: bool | None = None,
     groups: int | None = None,
@@ -81,8 +82,11 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         leniency: s >= 1: a drafted token is kept with probability min(1, s * target / draft). 1 is lossless speculative
             decoding; infinity keeps all of them and leaves the rest to the weights: fastest, and far off where the draft
             misses what the target wants. Default 2.
-        chains: M, candidate continuations that each particle drafts (only with a finite leniency).
-        mode: "smc", or "exact": one particle at leniency 1, the law of the language model itself.
+        chains: M, candidate continuations that each particle drafts (default 1; only with a finite leniency).
+        mode: "smc"; "exact": one particle at leniency 1, the law of the language model itself; or "auto": a short pilot and a
+            table of forward times, both before the run, choose among these, and the draft, particles, chains, block and
+            leniency where they are not given. `info["auto"]` says what was chosen and why. As the times are measured, so is
+            the choice: repeat a run with the options that it names.
         policy: chooses among several drafts and block lengths: restarting, ucb-tuned, ucb1, thompson, sliding-ucb, fixed (the
             first), or hedge, for which all drafts read the verified tokens, so that each round teaches about all of them.
         draft_costs: what a token of each draft costs in forwards of the target, measured beforehand; default: nothing, so that
@@ -92,6 +96,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it.
         verification: in mode="exact" with one chain, "block" (drafted tokens are judged together, so that more are kept; the
             default there) or "token" (one after the other).
+        baseline: run the same without a draft afterwards; `info["baseline"]` has its tokens per second and the speed-up, and a
+            draft that does not pay is warned of.
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
@@ -107,16 +113,34 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         UsageError, ModelError, PotentialError, Impossible; NoSurvivors for one prompt whose particles all died (in a list that
         item is returned as failed, with log evidence -inf).
     """
-    plan = make_plan(
-        target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
-        reward, policy_state,
-    )  # fmt: skip
     many = _is_many(prompt)
     prompts = list(prompt) if many else [prompt]
     for one in prompts:
         if one is not None:
             check_prompt(one)
+    choice, arm_costs = None, None
+    if mode == "auto":
+        from smcgen.drafts.auto import resolve
+
+        choice = resolve(
+            target, draft, prompts, chat=chat, particles=particles, chains=chains, block=block, leniency=leniency,
+            draft_temperature=draft_temperature, draft_costs=draft_costs, on_budget=on_budget, max_tokens=max_tokens,
+            runs=runs, groups=groups, seed=seed,
+        )  # fmt: skip
+        draft, mode = choice.options.get("draft"), choice.options["mode"]
+        particles, chains = choice.options.get("particles", particles), choice.options.get("chains", chains)
+        block, leniency = choice.options.get("block", block), choice.options.get("leniency", leniency)
+        draft_costs, arm_costs = None, choice.options.get("arm_costs")
+        if draft is None:
+            block = chains = draft_temperature = None
+    chains = 1 if chains is None else chains
+    plan = make_plan(
+        target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
+        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
+        reward, policy_state, arm_costs,
+    )  # fmt: skip
+    if baseline and plan.draft is None and choice is None:
+        raise UsageError("baseline has no effect without a draft: name a draft model, or leave it out")
     if keys is None:
         keys = range(len(prompts))
     whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(_is_whole(k) and 0 <= k < 1 << 32 for k in keys)
@@ -127,12 +151,36 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     if progress not in (None, True, False) or chat not in (None, True, False):
         raise UsageError(f"progress={progress!r}, chat={chat!r}: give True, False or None")
     record = run(plan, prompts, chat, list(keys), groups, progress)
+    if choice is not None:
+        chosen = {name: repr(value) if isinstance(value, LM) else value for name, value in choice.options.items()}
+        record.info["auto"] = {"why": choice.why, "chosen": chosen, **choice.details}
+        if draft is None and "speedup" in choice.details:
+            warnings.warn(choice.why, stacklevel=2)
+    if baseline and plan.draft is not None:
+        plain = run(plan.without_draft(), prompts, chat, list(keys), groups, progress)
+        _compare(record.info, plain.info)
     if many:
         return Posteriors(record)
     posterior = Posterior(record, 0)
     if posterior.failed:
         raise posterior.failure()
     return posterior
+
+
+def _compare(info: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Notes the baseline in `info`, and warns of a draft that does not pay."""
+    speedup = info["tokens_per_second"] / plain["tokens_per_second"]
+    info["baseline"] = {
+        "tokens_per_second": plain["tokens_per_second"],
+        "step_seconds": plain["step_seconds"],
+        "speedup": speedup,
+    }
+    if speedup < 1:
+        warnings.warn(
+            f"the draft does not pay: {info['tokens_per_second']:.1f} tokens per second with it, "
+            f"{plain['tokens_per_second']:.1f} without; try a smaller block, a cheaper draft, or none",
+            stacklevel=3,
+        )
 
 
 async def asample(target: Factor, prompt: Any = None, **options: Any) -> Posterior | Posteriors:
