@@ -189,8 +189,8 @@ def pareto_k(weights: np.ndarray) -> float | None:
     if k is None:
         return None
     k = (tail * k + 10 * 0.5) / (tail + 10)
-    # Of few draws, or of weights with ties, the fit can be anything. But n weights of infinite variance (k > 1/2) have a largest
-    # one beyond the order of sqrt(n) means; where it is smaller, there is no such tail to be seen.
+    # Of few draws, or of weights with ties, the fit can be anything. But the largest of n weights of infinite variance (k > 1/2)
+    # is beyond the order of sqrt(n) means; where it is smaller, there is no such tail to be seen.
     return k if ordered[-1] > math.sqrt(len(weights)) * weights.mean() else min(k, 0.5)
 
 
