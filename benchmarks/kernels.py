@@ -174,21 +174,30 @@ def draws(tiny: bool) -> Iterator[Case]:
 
 def acceptance(tiny: bool) -> Iterator[Case]:
     size = 300 if tiny else 128_256
-    shapes = ((1, 1, 4, 1.0), (8, 1, 8, 1.0), (8, 1, 8, 2.0), (1, 1, 4, 2.0), (1, 8, 4, 1.0))
-    for rows, chains, drafted, leniency in ((1, 1, 2, 1.0), (2, 1, 2, 2.0), (1, 2, 2, 1.0)) if tiny else shapes:
+    one, many = (1, 1, 4), (8, 1, 8)  # rows, M, K
+    shapes = [(*one, 1.0, False), (*one, 1.0, True), (*one, 2.0, False), (*many, 1.0, False), (*many, 2.0, False)]
+    shapes.append((1, 8, 4, 1.0, False))
+    if tiny:
+        shapes = [(1, 1, 2, 1.0, True), (2, 1, 2, 2.0, False), (1, 2, 2, 1.0, False)]
+    for rows, chains, drafted, leniency, block in shapes:
 
-        def make(i: int, rows=rows, chains=chains, drafted=drafted, leniency=leniency) -> tuple[Thunk, Thunk]:
+        def make(i: int, rows=rows, chains=chains, drafted=drafted, leniency=leniency, block=block) -> tuple[Thunk, Thunk]:
             target = normal(rows, 1, drafted + 1, size, seed=i).repeat(1, chains, 1, 1)
             away = normal(rows, 1, drafted, size, seed=i + 1000, scale=0.5).repeat(1, chains, 1, 1)
             draft = target[:, :, :drafted] + away  # about 0.8 of the tokens are accepted
             law = draft.float().softmax(-1)
             tokens = torch.multinomial(law.view(-1, size), 1).view(rows, chains, drafted)
             u, last = uniform(rows, chains, drafted, seed=i), uniform(rows, seed=i)
-            ours = (target, draft, tokens, u, last, 1.0, 1.0, None, leniency, None, None)
-            return lambda: gpu_verify.verify(*ours), plainly(verify.verify, *ours[:5], leniency=leniency)
+            given = (target, draft, tokens, u, last)
+            return (
+                lambda: gpu_verify.verify(*given, 1.0, 1.0, None, leniency, None, None, block),
+                plainly(verify.verify, *given, leniency=leniency, block=block),
+            )
 
         moved = rows * chains * (2 * drafted + 1) * size * DTYPE.itemsize
-        yield Case("verify", f"{rows} rows, M={chains}, K={drafted}, s={leniency:g}, V={size}", moved, make)
+        yield Case(
+            "verify", f"{rows} rows, M={chains}, K={drafted}, {'block' if block else f's={leniency:g}'}, V={size}", moved, make
+        )
 
 
 def randomness(tiny: bool) -> Iterator[Case]:

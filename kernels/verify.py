@@ -160,6 +160,7 @@ def verify(
     leniency: float = 1.0,
     counts: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
+    block: bool = False,
 ) -> Verdict:
     """Judges drafted tokens in order, up to the first position where every candidate is rejected, and draws the token that
     ends the block: from the residual there, else from the local target at the first position that was not drafted.
@@ -179,6 +180,9 @@ def verify(
         counts: int64 [rows, M], how many tokens each chain drafted; None is K. Chains with equal tokens have equal counts.
         allowed: int32 bit rows [rows, M, K + 1, ceil(V / 32)], see `smcgen.kernels.categorical`; None is all.
 
+        block: block verification (see `smcgen.proposals.block`): how many tokens are kept is decided for the whole block, by
+            `uniform`, with the same law and more tokens kept. One chain, leniency 1, no exponent and no mask.
+
     On CUDA masses are formed in float32 and a few numbers per 4,096 tokens kept, nothing of the size of the logits; log
     probabilities agree with the reference to about 1e-6. With M > 1 every rejected candidate costs a pass over the vocabulary.
     """
@@ -189,11 +193,17 @@ def verify(
             f"target logits [rows, M, K + 1, V] and draft logits [rows, M, K, V] are wanted, got {list(target.shape)} and "
             f"{list(draft.shape)}"
         )
+    if block and (leniency != 1 or target.shape[1] != 1 or exponent is not None or allowed is not None):
+        raise ValueError("block verification is for one chain at leniency 1, without exponent and mask")
     if target.is_cuda:
         from smcgen.kernels.gpu import verify as gpu
 
         heat = (temperature, draft_temperature)
-        return Verdict(*gpu.verify(target, draft, tokens, uniform, final, *heat, exponent, leniency, counts, allowed))
+        return Verdict(*gpu.verify(target, draft, tokens, uniform, final, *heat, exponent, leniency, counts, allowed, block))
+    if block:
+        log_p, log_q = log_softmax(target[:, 0], temperature), log_softmax(draft[:, 0], draft_temperature)
+        count = torch.full_like(tokens[:, 0, 0], tokens.shape[2]) if counts is None else counts[:, 0]
+        return _verify_block(log_p, log_q, tokens[:, 0], uniform[:, 0], final, count)
     rows, chains, drafted = tokens.shape
     each = torch.arange(rows, device=tokens.device)
     power = torch.ones(rows, dtype=torch.float64, device=tokens.device) if exponent is None else exponent
@@ -266,3 +276,43 @@ def verify(
         [x_target, law, torch.where(some, log_p[each, token], -torch.inf), log_z, log_left]
     )
     return Verdict(committed, accepted, rejected, chain, *results.unbind(0))
+
+
+def _verify_block(
+    log_p: torch.Tensor,
+    log_q: torch.Tensor,
+    tokens: torch.Tensor,
+    uniform: torch.Tensor,
+    final: torch.Tensor,
+    counts: torch.Tensor,
+) -> Verdict:
+    """log_p float64 [rows, K + 1, V], log_q float64 [rows, K, V], tokens and uniform [rows, K], final and counts [rows]."""
+    rows, drafted = tokens.shape
+    place = torch.arange(drafted + 1, device=tokens.device)
+    each = torch.arange(rows, device=tokens.device)
+    real = place < counts[:, None]
+    found = log_p[:, :-1].gather(-1, tokens[..., None])[..., 0]
+    ratio = torch.where(real[:, :-1], found - log_q.gather(-1, tokens[..., None])[..., 0], 0.0)
+    log_w = [torch.zeros_like(final)]
+    for step in ratio.unbind(-1):
+        log_w.append((log_w[-1] + step).clamp(max=0.0))
+    w = torch.stack(log_w, -1).exp()
+    left = (w[:, :-1, None] * log_p[:, :-1].exp() - log_q.exp()).clamp(min=0).sum(-1)
+    left = torch.nn.functional.pad(left, (0, 1))
+    chance = torch.where(real, left / (left + 1 - w).clamp(min=TINY), w)
+    passed = (uniform < chance[:, 1:]) & (place[1:] <= counts[:, None])
+    kept = torch.where(passed, place[1:], 0).amax(-1)
+    rejected = kept < counts
+
+    law = log_p[each, kept]
+    cost = torch.where(rejected & (left[each, kept] > TINY), 1 / w[each, kept], 0.0)
+    last_q = torch.where(rejected[:, None], log_q[each, kept.clamp(max=drafted - 1)], -torch.inf)
+    token, _, _ = draw(log_excess(law, last_q, cost[:, None]), final)
+    log_target = torch.where(place < kept[:, None], torch.nn.functional.pad(found, (0, 1)), 0.0)
+    log_target[each, kept] = law[each, token]
+    committed = torch.where(place < kept[:, None], torch.nn.functional.pad(tokens, (0, 1)), 0)
+    committed[each, kept] = token
+    zero = torch.zeros_like(log_target)
+    log_z = torch.where(log_p.isnan().any(-1) & (place <= kept[:, None]), torch.nan, zero)
+    logs = (log_target, log_target.clone(), log_target.clone(), log_z, zero)
+    return Verdict(committed, kept, rejected, torch.zeros_like(kept), *logs)

@@ -30,7 +30,7 @@ def kernels(target, draft, tokens, uniform, final, *, device, chunk=16, **option
     """The verdict of the Triton kernels, on the CPU."""
     names = ("temperature", "draft_temperature", "exponent", "leniency", "counts", "allowed")
     values = {"temperature": 1.0, "draft_temperature": 1.0, "leniency": 1.0, **options}
-    inputs = [*(target, draft, tokens, uniform, final), *(values.get(name) for name in names)]
+    inputs = [*(target, draft, tokens, uniform, final), *(values.get(name) for name in names), options.get("block", False)]
     inputs = [x.to(device) if isinstance(x, torch.Tensor) and x.device.type != device else x for x in inputs]
     return Verdict(*(x.cpu() for x in gpu.verify(*inputs, chunk=chunk)))
 
@@ -247,10 +247,51 @@ def test_what_has_no_mass(chains, leniency, device):
     agree(Verdict(*(getattr(got, f)[keep] for f in vars(got))), Verdict(*(getattr(want, f)[keep] for f in vars(want))))
 
 
-@pytest.mark.parametrize("chains", [1, 3])
-@pytest.mark.parametrize("leniency", [1.0, 1.5])
-@pytest.mark.parametrize("exponent", [None, 2.0])
-def test_blocks_of_the_reference_are_properly_weighted(chains, leniency, exponent):
+@DEVICES
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(("size", "drafted"), [(37, 4), (5, 3), (40, 1)])
+def test_block_verification_decides_as_the_reference(size, drafted, ragged, device):
+    inputs, options = problem(8 if device == "cpu" else 300, 1, drafted, size, size, ragged=ragged)
+    want = verify(*inputs, block=True, temperature=0.9, **options)
+    agree(kernels(*inputs, device=device, block=True, temperature=0.9, **options), want)
+    assert want.rejected.any()
+    assert (want.accepted > 0).any()
+
+
+@DEVICES
+def test_block_verification_at_the_edges(device):
+    size = 40
+    (target, draft, tokens, uniform, final), _ = problem(6, 1, 3, size, 7)
+    target[0], draft[0] = draft[0, :, :1], draft[0, :, :1]  # equal laws: the whole block is kept
+    uniform[0] = 1 - 1e-5
+    target[1, :, :, :32] = -torch.inf  # laws that share no token
+    draft[1, :, :, 32:] = -torch.inf
+    tokens[1] = 3
+    target[2, :, 1, tokens[2, 0, 1]] = -torch.inf  # the second token cannot be
+    target[3, :, 0, 5] = torch.nan
+    draft[4, :, 1, 5] = torch.nan
+    target[5, :, 0, tokens[5, 0, 0]] = 30.0  # the first is all but certain
+    draft[5, :, 0, tokens[5, 0, 0]] = -5.0
+    got = kernels(target, draft, tokens, uniform, final, device=device, block=True)
+    want = verify(target, draft, tokens, uniform, final, block=True)
+    for verdict in (got, want):
+        assert int(verdict.accepted[0]) == 3
+        assert int(verdict.accepted[1]) == 0
+        assert int(verdict.tokens[1, 0]) >= 32
+        assert int(verdict.accepted[2]) < 2
+        assert verdict.log_z[3, 0].isnan()
+        assert not verdict.log_z[[0, 1, 2, 5]].isnan().any()
+        assert int(verdict.accepted[5]) > 0
+        assert ((verdict.tokens >= 0) & (verdict.tokens < size)).all()
+    keep = torch.tensor([0, 1, 2, 5])
+    agree(Verdict(*(getattr(got, f)[keep] for f in vars(got))), Verdict(*(getattr(want, f)[keep] for f in vars(want))))
+
+
+WAYS = [(c, s, e, False) for c in (1, 3) for s in (1.0, 1.5) for e in (None, 2.0)]
+
+
+@pytest.mark.parametrize(("chains", "leniency", "exponent", "block"), [*WAYS, (1, 1.0, None, True)])
+def test_blocks_of_the_reference_are_properly_weighted(chains, leniency, exponent, block):
     """E[W f(first two tokens)] over 150,000 blocks is the sum over gamma, a third and a fourth token being summed out, which is
     the whole law for s = 1 and exponent 1 and unbiased weights elsewhere."""
     rows, drafted, size = 150_000, 2, 3
@@ -268,9 +309,10 @@ def test_blocks_of_the_reference_are_properly_weighted(chains, leniency, exponen
     uniform = torch.rand(rows, chains, drafted, generator=random, dtype=torch.float64)
     final = torch.rand(rows, generator=random, dtype=torch.float64)
     power = None if exponent is None else torch.full((rows,), exponent, dtype=torch.float64)
-    got = verify(
-        torch.stack(target, 2), torch.stack(draft, 2), tokens, uniform, final, leniency=leniency, exponent=power
-    )  # fmt: skip
+    inputs = (torch.stack(target, 2), torch.stack(draft, 2), tokens, uniform, final)
+    got = verify(*inputs, leniency=leniency, exponent=power, block=block)
+    if block:  # more is kept than one by one
+        assert got.accepted.double().mean() > verify(*inputs).accepted.double().mean() + 0.01
     alpha = exponent or 1.0
     step = base.double().softmax(-1) ** alpha  # gamma of a token after another
     weight = got.log_gain.sum(-1).exp()
@@ -299,6 +341,8 @@ def test_wrong_shapes_and_leniency():
         verify(target, draft, tokens, uniform, final, leniency=0.5)
     with pytest.raises(ValueError, match="finite and at least 1"):
         verify(target, draft, tokens, uniform, final, leniency=math.inf)
+    with pytest.raises(ValueError, match="block verification is for one chain"):
+        verify(target, draft, tokens, uniform, final, leniency=2.0, block=True)
     with pytest.raises(ValueError, match=r"rows, M, K \+ 1, V"):
         verify(target[:, :, :2], draft, tokens, uniform, final)
     with pytest.raises(ValueError, match="side by side"):

@@ -3,7 +3,8 @@
 One chain takes four launches: the masses of chunks of all rows; acceptance, one program per row, which needs no sum over the
 vocabulary; the sums over the positions where a law or a residual needs them (one position per row if s = 1); and the token
 that ends each block. With several chains every level of the recursion waits for the sum of the level before, so one program
-walks along each row, and passes over the vocabulary at rejections only (if s = 1), of which a row has at most M.
+walks along each row, and passes over the vocabulary at rejections only (if s = 1), of which a row has at most M. Block
+verification takes the four launches of one chain; its sums come before the decision, which the last launch makes.
 
 A mass is exp(k (x - m)) in float32 with m the largest logit of its chunk or row and k = exponent / temperature. Logs of single
 tokens, joins of chunks and all that is decided are float64, so nothing underflows that could be drawn. What lies in memory
@@ -185,7 +186,7 @@ def _judge(
     Target, Draft, Bits, Exponent, Parts, Tokens, Counts, Uniform, Out, OutTokens, Accepted, Rejected, Chain,
     V, chunks, words, rows, temperature, draft_temperature, log_s, t0, t2, d0, d2,
     K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr,
-    MASK: tl.constexpr, POWER: tl.constexpr, COUNTS: tl.constexpr, LENIENT: tl.constexpr,
+    MASK: tl.constexpr, POWER: tl.constexpr, COUNTS: tl.constexpr, LENIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chain: all positions of a row at once, for no decision needs a sum."""
     row = tl.program_id(0).to(tl.int64)
@@ -211,9 +212,18 @@ def _judge(
     if COUNTS:
         exists = exists & (k < tl.load(Counts + row))
     judged = exists & (log_z != float("-inf"))
+    if BLOCK:  # the sums decide: here only w_i, and every token as if it were taken
+        log_w, last = tl.zeros([KP], tl.float64), one * 0.0
+        ratio = tl.where(exists, log_target - log_q, 0.0)
+        for i in range(0, K):
+            last = tl.minimum(last + tl.sum(tl.where(k == i, ratio, 0.0), 0), 0.0)
+            log_w = tl.where(k > i, last, log_w)
+        tl.store(Out + LOG_Q * ((row * 0 + rows) * (K + 1)) + row * (K + 1) + k, log_w, mask=k <= K)
     uniform = tl.load(Uniform + row * K + k, mask=drafted, other=0.5)
     take = judged & (tl.log(uniform) + log_q < log_target + _wide(log_s))
     accepted = tl.min(tl.where(take, KP, k), 0)
+    if BLOCK:
+        accepted = tl.sum(exists.to(tl.int32), 0)
     tl.store(Accepted + row, accepted.to(tl.int64))
     tl.store(Rejected + row, tl.sum(tl.where(judged & (k == accepted), 1, 0), 0) > 0)
     tl.store(Chain + row, accepted.to(tl.int64) * 0)
@@ -232,14 +242,18 @@ def _judge(
 
 @triton.jit
 def _sums(
-    Target, Draft, Bits, Exponent, Parts, Left, Accepted, Rejected,
-    V, chunks, words, temperature, draft_temperature, s, t0, t2, d0, d2,
+    Target, Draft, Bits, Exponent, Parts, Left, Out, Accepted, Rejected,
+    V, chunks, words, rows, temperature, draft_temperature, s, t0, t2, d0, d2,
     K: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr,
-    MASK: tl.constexpr, POWER: tl.constexpr, LENIENT: tl.constexpr,
+    MASK: tl.constexpr, POWER: tl.constexpr, LENIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One chain, one program per (row and position, chunk): sum (p - q)+ and sum (q - s p)+, where they will be asked for."""
+    """One chain, one program per (row and position, chunk): sum (p - q)+ and sum (q - s p)+, where they will be asked for; for
+    block verification sum (w p - q)+."""
     chunk = tl.program_id(1)
-    if LENIENT:
+    if BLOCK:
+        row, t = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K
+        needed = t < tl.load(Accepted + row)  # the number of drafted tokens
+    elif LENIENT:
         row, t = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K
         needed = (t < tl.load(Accepted + row)) | ((t == tl.load(Accepted + row)) & (tl.load(Rejected + row) != 0))
     else:
@@ -264,6 +278,9 @@ def _sums(
         x = _masked(x, Bits + place * words, v, v < V, MASK)
         y = _masked(y, Bits + place * words, v, v < V, MASK)
         p, excess, q = _laws(x, y, high, log_allowed, draft_high, tl.log(draft_total), rate, draft_rate, rate * 0.0 + 1.0)
+        if BLOCK:
+            w = tl.exp(tl.load(Out + LOG_Q * ((row * 0 + rows) * (K + 1)) + place))
+            excess = tl.maximum(w.to(tl.float32) * p - q, 0.0)
         Left += tl.program_id(0).to(tl.int64) * 2 * chunks + chunk
         tl.store(Left, tl.sum(excess, 0))
         if LENIENT:
@@ -398,10 +415,10 @@ def _log_law(log_p, log_q, costs, masses, reaches, log_s, j, M: tl.constexpr):
 
 @triton.jit
 def _finish(
-    Target, Draft, Bits, Exponent, Parts, Left, Levels, Final, Out, OutTokens, Accepted, Rejected, Chain,
+    Target, Draft, Bits, Exponent, Parts, Left, Levels, Uniform, Final, Out, OutTokens, Accepted, Rejected, Chain,
     V, chunks, words, rows, temperature, draft_temperature, log_s, t0, t1, t2, d0, d1, d2,
     M: tl.constexpr, MP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr,
-    MASK: tl.constexpr, POWER: tl.constexpr, LENIENT: tl.constexpr,
+    MASK: tl.constexpr, POWER: tl.constexpr, LENIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The token that ends each block, from the residual or the local target; with leniency and one chain the laws besides."""
     row = tl.program_id(0).to(tl.int64)
@@ -413,6 +430,22 @@ def _finish(
     Out += row * (K + 1)
     OutTokens += row * (K + 1)
     plane = (row * 0 + rows) * (K + 1)
+    w = tl.cast(1.0, tl.float64)
+    if BLOCK:  # so far `accepted` was the number of drafted tokens
+        ok = (k < accepted)[:, None] & inside[None, :]
+        at = Left + (row * K + k)[:, None] * 2 * chunks + c[None, :]
+        rest = tl.sum(tl.load(at, mask=ok, other=0.0).to(tl.float64), 1)
+        ws = tl.exp(tl.load(Out + LOG_Q * plane + k, mask=k <= K, other=0.0))
+        chance = tl.where(k < accepted, rest / tl.maximum(rest + 1.0 - ws, TINY), ws)
+        tries = (k > 0) & (k <= accepted)
+        passed = tries & (tl.load(Uniform + row * K + k - 1, mask=tries, other=1.0) < chance)
+        kept = tl.max(tl.where(passed, k, 0), 0).to(tl.int64)
+        rejected = kept < accepted
+        accepted = kept
+        w = tl.sum(tl.where(k == kept, ws, 0.0), 0)
+        tl.debug_barrier()  # all threads have read what is now overwritten
+        tl.store(Accepted + row, accepted)
+        tl.store(Rejected + row, rejected)
 
     one, power, rate = _rates(Exponent, row, temperature, POWER)
     draft_rate = 1.0 / _wide(draft_temperature)
@@ -427,8 +460,9 @@ def _finish(
     cost, mass, reach = rate * 0.0, rate * 0.0 + 1.0, rate * 0.0
     if M == 1:
         slot = row
-        if LENIENT:
+        if LENIENT or BLOCK:
             slot = row * K + tl.minimum(accepted, K - 1)
+        if LENIENT:
             at = Left + (row * K + k)[:, None] * 2 * chunks + c[None, :]
             ok = ((k < accepted) & (k < K))[:, None] & inside[None, :]
             n = tl.sum(tl.load(at, mask=ok, other=0.0).to(tl.float64), 1)
@@ -441,7 +475,7 @@ def _finish(
             reach = tl.sum(tl.load(Left + slot * 2 * chunks + chunks + c, mask=has_draft, other=0.0).to(tl.float64), 0)
         Residual = Left + slot * 2 * chunks + c
         left = tl.sum(tl.load(Residual, mask=has_draft, other=0.0).to(tl.float64), 0)
-        cost = tl.where(left > TINY, cost + 1.0, cost)
+        cost = tl.where(left > TINY, cost + 1.0 / w, cost)
         mass = tl.where(left > TINY, left, mass)
         costs, masses = tl.where(j == 1, cost, 0.0), tl.where(j == 1, mass, 1.0)
         reaches = tl.where(j == 1, reach, 1.0)
@@ -476,7 +510,7 @@ def _finish(
     x = _masked(x, Bits + place * words, v, v < V, MASK)
     y = _masked(y, Bits + place * words, v, v < V, MASK)
     _, excess, _ = _laws(x, y, high, _finite(log_allowed), draft_high, log_draft, rate, draft_rate, cost)
-    excess = excess.to(tl.float64)
+    excess = tl.where(cost > 0, w, 1.0) * excess.to(tl.float64)
     token = tl.min(tl.where((tl.cumsum(excess, 0) > rest) & (excess > 0), v, V), 0)
     token = tl.where(token == V, tl.max(tl.where(excess > 0, v, 0), 0), token)
 
@@ -499,7 +533,7 @@ def _finish(
     tl.store(Out + LOG_P * plane + accepted, tl.where(some, log_p, float("-inf")))
     tl.store(Out + LOG_Z * plane + accepted, log_z)
     tl.store(Out + LOG_LEFT * plane + accepted, log_left)
-    if M > 1:  # with one chain the positions beyond are blank already
+    if BLOCK or M > 1:  # otherwise the positions beyond are blank already
         beyond = (k > accepted) & (k <= K)
         tl.store(OutTokens + k, tl.zeros([KP], tl.int64), mask=beyond)
         for field in tl.static_range(5):
@@ -518,6 +552,7 @@ def verify(
     leniency: float,
     counts: torch.Tensor | None,
     allowed: torch.Tensor | None,
+    block: bool = False,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, ...]:
     """`smcgen.kernels.verify.verify`: the fields of its verdict in order. `chunk`: tokens a program reads at a time."""
@@ -530,7 +565,7 @@ def verify(
     chunks = triton.cdiv(size, chunk)
     padded, levels, places = (triton.next_power_of_2(n) for n in (chunks, chains + 1, positions))
     lenient = leniency > 1
-    slots = drafted if lenient and chains == 1 else 1
+    slots = drafted if (lenient or block) and chains == 1 else 1
     parts = torch.empty(rows * chains * positions * FIELDS.value * chunks, dtype=torch.float32, device=device)
     left = torch.empty(rows * slots * 2 * chunks, dtype=torch.float32, device=device)
     level = torch.empty(rows * 3 * levels if chains > 1 else 1, dtype=torch.float64, device=device)
@@ -563,12 +598,12 @@ def verify(
         _judge[(rows,)](
             target, draft, bits, exponents, parts, tokens, count, uniform, *result,
             size, chunks, words, rows, *heat, log_s, t0, t2, d0, d2,
-            K=drafted, KP=places, P=padded, **flags, COUNTS=counts is not None, LENIENT=lenient, num_warps=4,
+            K=drafted, KP=places, P=padded, **flags, COUNTS=counts is not None, LENIENT=lenient, BLOCK=block, num_warps=4,
         )  # fmt: skip
         _sums[(rows * slots, chunks)](
-            target, draft, bits, exponents, parts, left, accepted, rejected,
-            size, chunks, words, *heat, float(leniency), t0, t2, d0, d2,
-            K=drafted, P=padded, CHUNK=chunk, **flags, LENIENT=lenient, num_warps=8,
+            target, draft, bits, exponents, parts, left, out, accepted, rejected,
+            size, chunks, words, rows, *heat, float(leniency), t0, t2, d0, d2,
+            K=drafted, P=padded, CHUNK=chunk, **flags, LENIENT=lenient, BLOCK=block, num_warps=8,
         )  # fmt: skip
     else:
         _walk[(rows,)](
@@ -578,8 +613,8 @@ def verify(
             **flags, COUNTS=counts is not None, LENIENT=lenient, num_warps=16,
         )  # fmt: skip
     _finish[(rows,)](
-        target, draft, bits, exponents, parts, left, level, final, *result,
+        target, draft, bits, exponents, parts, left, level, uniform, final, *result,
         size, chunks, words, rows, *heat, log_s, t0, t1, t2, d0, d1, d2,
-        M=chains, MP=levels, K=drafted, KP=places, P=padded, CHUNK=chunk, **flags, LENIENT=lenient, num_warps=8,
+        M=chains, MP=levels, K=drafted, KP=places, P=padded, CHUNK=chunk, **flags, LENIENT=lenient, BLOCK=block, num_warps=8,
     )  # fmt: skip
     return committed, accepted, rejected, chain, *out[:-1].unbind(0)
