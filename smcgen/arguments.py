@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from smcgen.errors import UsageError
 
 if TYPE_CHECKING:
+    from smcgen.drafts.ngram import NGram
     from smcgen.target import LM, Factor
 
 BITS = (8, 6, 5, 4, 3)  # of the copies that -d int8 ... int3 make
@@ -74,10 +75,23 @@ def continued_or_asked(prompts: list[Any]) -> list[Any]:
     return [[{"role": "user", "content": p}] if p.rstrip()[-1:] in (".", "?", "!", ":") else p for p in prompts]
 
 
-def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> LM | None:
+def named_drafts(lm: LM, names: list[str] | None, device: str | None, dtype: str | None) -> Any:
+    """The draft that -d names, or a list of those it names if it is repeated."""
+    if not names or len(names) == 1:
+        return named_draft(lm, names[0] if names else None, device, dtype)
+    if "none" in names:
+        raise UsageError("-d none beside other drafts: leave it out")
+    return [named_draft(lm, name, device, dtype) for name in names]
+
+
+def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None) -> LM | NGram | None:
     """The draft that -d names; without a name the small pair has its own, and other models have none."""
     from smcgen.target import LM
 
+    if name == "ngram":
+        from smcgen.drafts.ngram import NGram
+
+        return NGram()
     if name == "none" or (name is None and lm.name != "tiny"):
         return None
     if name is None:
@@ -87,6 +101,14 @@ def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None)
             raise UsageError(f"-d {name}: give {', '.join(f'int{bits}' for bits in BITS)}, or a model")
         return lm.quantized(int(name[3:])).at(temperature=1.0)
     return LM(name, device=device, dtype=dtype)
+
+
+def keep_state(path: Path, info: dict[str, Any]) -> None:
+    """Writes what the policy of a run has learned."""
+    if "policy_state" not in info:
+        raise UsageError("--policy-state has no effect without several drafts or block lengths: leave it out")
+    with writer(path) as stream:
+        json.dump(info["policy_state"], stream)
 
 
 def conditions(

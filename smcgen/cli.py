@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,8 @@ from smcgen.arguments import (
     conditions,
     continued_or_asked,
     existing,
-    named_draft,
+    keep_state,
+    named_drafts,
     python_potential,
     read_prompts,
     reward_model,
@@ -25,9 +27,9 @@ from smcgen.arguments import (
     writer,
 )
 from smcgen.errors import SmcgenError, UsageError
+from smcgen.report import speed_notes, summary
 
 if TYPE_CHECKING:
-    from smcgen.posterior import Posterior
     from smcgen.posteriors import Posteriors
     from smcgen.target import Factor
 
@@ -73,13 +75,14 @@ def sample(
         ),
     ] = None,
     draft: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "-d",
             "--draft",
             rich_help_panel=MODEL,
-            help="Draft model with the same tokenizer; 'int8' ... 'int3' make a quantised copy of the base model; "
-            "'none' (and the default for every model that is named): no draft.",
+            help="Draft model with the same tokenizer; 'int8' ... 'int3' make a quantised copy of the base model, 'ngram' "
+            "looks up what came before; 'none' (the default for every model that is named): no draft. Repeated: a policy "
+            "chooses.",
         ),
     ] = None,
     prompt_file: Annotated[
@@ -147,15 +150,40 @@ def sample(
         typer.Option(
             rich_help_panel=RUN,
             help="smc: weighted particles; exact: one lossless sequence, for a model without powers or conditions "
-            "(the default there, with a draft).",
+            "(the default there, with a draft); auto: measures, then chooses.",
         ),
     ] = None,
     particles: Annotated[
         int | None, typer.Option("-n", "--particles", rich_help_panel=RUN, help="Particles per run (default 8; exact: 1).")
     ] = None,
     block: Annotated[
-        int | None, typer.Option("-k", "--block", rich_help_panel=RUN, help="Tokens drafted per round (default 4).")
+        list[int] | None,
+        typer.Option(
+            "-k", "--block", rich_help_panel=RUN, help="Tokens drafted per round (default 4). Repeated: a policy chooses."
+        ),
     ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=RUN,
+            help="Of several drafts and blocks: restarting, ucb-tuned, ucb1, thompson, sliding-ucb, hedge or fixed.",
+        ),
+    ] = "restarting",
+    policy_state: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=RUN, help="Read what the policy has learned from this JSON file, if it exists, and write it."
+        ),
+    ] = None,
+    draft_cost: Annotated[
+        list[float] | None,
+        typer.Option(
+            rich_help_panel=RUN, help="Of a token of each draft, in forwards of the model (default 0: ranks by acceptance)."
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", rich_help_panel=RUN, help="Run without the draft too, and compare the speed.")
+    ] = False,
     leniency: Annotated[
         float | None,
         typer.Option(
@@ -164,8 +192,8 @@ def sample(
         ),
     ] = None,
     chains: Annotated[
-        int, typer.Option(rich_help_panel=RUN, help="Continuations drafted per particle (with a finite leniency).")
-    ] = 1,
+        int | None, typer.Option(rich_help_panel=RUN, help="Continuations drafted per particle (with a finite leniency).")
+    ] = None,
     samples: Annotated[int, typer.Option(rich_help_panel=RUN, help="Texts per prompt, each from a run of its own.")] = 1,
     runs: Annotated[
         int, typer.Option(rich_help_panel=RUN, help="Runs combined into each text; gives an error of the evidence.")
@@ -230,7 +258,7 @@ def sample(
             target = target * python_potential(name)
         for name in reward or ():
             target = target * reward_model(name)
-        helper = named_draft(lm, draft, device, dtype)
+        helper = named_drafts(lm, draft, device, dtype)
         if not named:
             note("using the small pair that ships with smcgen; name a model of yours with -m")
             if chat is None and template_free(prompts):
@@ -245,7 +273,11 @@ def sample(
             [p for p in prompts for _ in range(samples)],
             draft=helper,
             particles=particles,
-            block=block,
+            block=block[0] if block and len(block) == 1 else block or None,
+            policy=policy,
+            policy_state=policy_state if policy_state is not None and policy_state.exists() else None,
+            draft_costs=draft_cost or None,
+            baseline=baseline,
             max_tokens=max_tokens,
             seed=seed,
             runs=runs,
@@ -262,6 +294,8 @@ def sample(
             deterministic=deterministic,
             progress=False if quiet else None,
         )
+        if policy_state is not None:
+            keep_state(policy_state, posteriors.info)
         if picture is not None:
             posteriors[0].plot(picture)
         code = _report(posteriors, seed, stream, note, strict)
@@ -280,6 +314,8 @@ def _report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, no
         if ignored:
             shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
             note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
+    for line in speed_notes(posteriors.info):
+        note(line)
     results = list(posteriors)
     failed = [post for post in results if post.failed]
     if failed and len(failed) == len(results):
@@ -292,7 +328,7 @@ def _report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, no
             if i:
                 typer.echo("---")
             typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
-    note(_summary(results, posteriors.info["seconds"]))
+    note(summary(results, posteriors.info["seconds"]))
     if failed:
         return FAILED
     return TRUNCATED if strict and any(post.sample.reason == "budget" for post in results) else 0
@@ -332,31 +368,10 @@ def _note(message: str) -> None:
     typer.echo(f"smcgen: {message}", err=True)
 
 
-def _summary(posteriors: list[Posterior], seconds: float) -> str:
-    """One line on how the run went."""
-    parts = [f"{len(posteriors)} samples"] if len(posteriors) > 1 else []
-    if len(posteriors) == 1 and not posteriors[0].failed:
-        post = posteriors[0]
-        error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
-        n = post.settings["particles"]
-        ess = min(float(run.min()) for run in post.ess)
-        if post.settings["mode"] != "exact":
-            parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
-            parts += [post.divergence_note] * (post.divergence_bound is not None and post.settings["draft"] is not None)
-        if post.acceptance is not None:
-            parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]
-    cut, dead = sum(p.cut for p in posteriors), sum(p.dead for p in posteriors)
-    parts += [f"{_particles(cut)} cut by the budget"] * bool(cut) + [f"{_particles(dead)} died"] * bool(dead)
-    return ", ".join([*parts, f"{seconds:.1f} s"])
-
-
-def _particles(count: int) -> str:
-    return f"{count} particle{'s' * (count != 1)}"
-
-
 def main() -> None:
     """Entry point: one line and an exit code for every error that smcgen raises on purpose."""
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries; the error that follows says all
+    warnings.formatwarning = lambda message, *_, **__: f"smcgen: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")

@@ -160,6 +160,26 @@ def test_lossless_decoding(run, model):
     assert "mode='smc'" in refused.stderr
 
 
+def test_several_drafts(run, model, tmp_path):
+    state = tmp_path / "state.json"
+    options = ("sample", "ab", "-m", model, "-d", "int4", "-d", "ngram", "-k", "1", "-k", "3", "--mode", "exact", "--seed", "1")
+    options = (*options, "--policy", "thompson", "--policy-state", str(state), "--max-tokens", "12")
+    for _ in range(2):
+        done = run(*options, "--draft-cost", "0.5", "--draft-cost", "0")
+        assert done.returncode == 0, done.stderr
+        assert "rounds of each draft" in done.stderr
+        assert "K=3 in" in done.stderr
+    assert json.loads(state.read_text())["arms"] == 4
+    done = run("sample", "ab", "-m", model, "-d", "int4", "--mode", "auto", "--max-tokens", "8", "--baseline")
+    assert done.returncode == 0, done.stderr
+    assert "is accepted at" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run("sample", "ab", "-m", model, "-d", "int4", "--mode", "exact", "--max-tokens", "8", "--baseline")
+    assert "without a draft" in done.stderr
+    refused = run("sample", "ab", "-m", model, "-d", "int4", "-d", "none")
+    assert refused.returncode == 2
+
+
 def test_json_lines_are_reproducible_and_whole(run, model, tmp_path):
     options = ("sample", "ab", "-m", model, "--max-tokens", "6", "--samples", "3", "--json", "-q")
     one, two, other = (run(*options, "--seed", seed).stdout for seed in ("7", "7", "8"))

@@ -1,0 +1,46 @@
+"""What the command says of a run, beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smcgen.posterior import Posterior
+
+
+def speed_notes(info: dict[str, Any]) -> Iterator[str]:
+    """What a run says of the choices made for it, and of its speed."""
+    if "auto" in info:
+        yield info["auto"]["why"]
+    if "draft_rounds" in info:
+        blocks = ", ".join(f"K={k} in {rounds}" for k, rounds in info["block_rounds"].items())
+        yield f"rounds of each draft: {info['draft_rounds']}" + f"; {blocks}" * (len(info["block_rounds"]) > 1)
+    if "baseline" in info:
+        plain, step = info["baseline"], info["step_seconds"]
+        yield (
+            f"{info['tokens_per_second']:.1f} tokens per second (a round: p50 {1000 * step['p50']:.0f} ms, p95 "
+            f"{1000 * step['p95']:.0f} ms), {plain['tokens_per_second']:.1f} without a draft: {plain['speedup']:.2f} times"
+        )
+
+
+def summary(posteriors: list[Posterior], seconds: float) -> str:
+    """One line on how the run went."""
+    parts = [f"{len(posteriors)} samples"] if len(posteriors) > 1 else []
+    if len(posteriors) == 1 and not posteriors[0].failed:
+        post = posteriors[0]
+        error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
+        n = post.settings["particles"]
+        ess = min(float(run.min()) for run in post.ess)
+        if post.settings["mode"] != "exact":
+            parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
+            parts += [post.divergence_note] * (post.divergence_bound is not None and post.settings["draft"] is not None)
+        if post.acceptance is not None:
+            parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]
+    cut, dead = sum(p.cut for p in posteriors), sum(p.dead for p in posteriors)
+    parts += [f"{_particles(cut)} cut by the budget"] * bool(cut) + [f"{_particles(dead)} died"] * bool(dead)
+    return ", ".join([*parts, f"{seconds:.1f} s"])
+
+
+def _particles(count: int) -> str:
+    return f"{count} particle{'s' * (count != 1)}"
