@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from html import escape
 from typing import Any
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+
+# What docutils does not know and what says the same.
+SAME = (
+    (r"\\(?:mathrel|mathbin|mathop|mathord)\b\s*", ""),
+    (r"\\operatorname\*?\s*\{", r"\\mathrm{"),
+    (r"\\dots\b", r"\\ldots"),
+    (r"\\tfrac\b|\\dfrac\b", r"\\frac"),
+    (r"\\lvert\b|\\rvert\b|\\vert\b", "|"),
+    (r"\\(?:big|Big|bigg|Bigg)[lrm]?(?![a-zA-Z])", ""),
+)
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -13,11 +26,21 @@ def setup(app: Any) -> dict[str, bool]:
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
+def mathml(tex: str, block: bool) -> str:
+    """The formula as HTML; one that cannot be drawn is shown as it was written."""
+    for pattern, other in SAME:
+        tex = re.sub(pattern, other, tex)
+    try:
+        return str(tex2mathml(tex, as_block=block))
+    except (MathError, SyntaxError, IndexError, KeyError, AttributeError):
+        return f"<code>{escape(tex)}</code>"
+
+
 def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(str(tex2mathml(node.astext())))
+    self.body.append(mathml(node.astext(), block=False))
     raise nodes.SkipNode
 
 
 def _block(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    self.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
     raise nodes.SkipNode
