@@ -195,7 +195,8 @@ class RewardModel:
         """The tokens to read and where the judgements are (none for a sequence classifier)."""
         if prompt.messages is not None and not self.chat and self.kind != KINDS[0]:
             raise ModelError(
-                f"reward model {self.name} has no chat template and the prompt is a chat: give a tokenizer that has one"
+                f"reward model {self.name} reads plain text (chat=False, or no chat template) and the prompt is a chat: leave "
+                "chat out, or give a tokenizer that has a template"
             )
         asked = prompt.messages or ({"role": "user", "content": prompt.text},)
         if self.kind == KINDS[0]:
