@@ -136,13 +136,14 @@ def test_measurements_of_any_shape_become_tables(tmp_path):
     shapes = {
         "machine": {"gpu": "G", "torch": "2"},
         "versions": {"torch": "2"},
-        "rows": [{"n": 1, "speed": 0.123456}, {"n": 2, "other": None}],
+        "rows": [{"n": 1, "speed": 0.123456}, {"n": 2, "other": float("inf")}],
         "by_name": {"a": {"x": 1}, "b": {"x": 2, "y": {"z": 3}}},
         "deep": {"c": {"list": [{"q": 1}]}},
         "number": 7,
+        "kinds": [{"what": kind, f"of_{kind}": 1.5} | {f"c{i}": i + n for i in range(12)} for kind in "pq" for n in (0, 1)],
     }
     (tmp_path / "results" / "any.json").write_text(json.dumps(shapes))
     (tmp_path / "results" / "list.json").write_text(json.dumps([{"u": 1}]))
     text = benchmark_page.benchmark_page(tmp_path)
-    for line in ("- machine: gpu G, torch 2", "- number: 7", "| 1 | 0.1235 | – |", "| b | 2 | 3 |", "| q |", "| u |"):
+    for line in ("- machine: gpu G, torch 2", "- number: 7", "| 1 | 0.1235 | – |", "| b | 2 | 3 |", "| q |", "| u |", "**p**"):
         assert line in text, line

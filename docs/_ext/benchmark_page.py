@@ -79,14 +79,35 @@ def _results(title: str, value: Any, level: int) -> list[str]:
 
 
 def _tabular(rows: dict[str, dict[str, Any]], named: bool = True) -> list[str]:
-    """One row for each object, or one column where that is narrower."""
+    """One row for each object, or one column where that is narrower; what is the same in all rows stands above."""
     flat = {key: _flat(row) for key, row in rows.items()}
-    columns = list(dict.fromkeys(name for row in flat.values() for name in row))
+    columns = list(dict.fromkeys(name for row in flat.values() for name in row if row[name] is not None))
     if named and len(columns) > WIDEST >= len(flat):
         return _table(["", *flat], [[_words(c), *(row.get(c) for row in flat.values())] for c in columns])
-    columns = columns[:WIDEST]
+    if not named and len(columns) > WIDEST and (kinds := _kinds(columns[0], flat)):
+        parts: list[str] = []
+        for kind in kinds:
+            of_kind = {key: row | {columns[0]: None} for key, row in flat.items() if row.get(columns[0]) == kind}
+            parts += [f"**{_cell(kind)}**", "", *_tabular(of_kind, named=False)]
+        return parts
+    shared = [
+        c for c in columns if len(flat) > 2 and all(row.get(c) == next(iter(flat.values())).get(c) for row in flat.values())
+    ]
+    shared = shared if len(shared) < len(columns) else []
+    columns = [c for c in columns if c not in shared]
+    common = [f"In all rows: {', '.join(f'{_words(c)} {_cell(next(iter(flat.values()))[c])}' for c in shared)}.", ""] * bool(
+        shared
+    )
     first = [""] * named
-    return _table([*first, *columns], [[_words(key)] * named + [row.get(c) for c in columns] for key, row in flat.items()])
+    return common + _table(
+        [*first, *columns], [[_words(key)] * named + [row.get(c) for c in columns] for key, row in flat.items()]
+    )
+
+
+def _kinds(column: str, rows: dict[str, dict[str, Any]]) -> list[str]:
+    """The values of a column that tells rows of several kinds apart; none if it does not."""
+    values = list(dict.fromkeys(row.get(column) for row in rows.values()))
+    return values if all(isinstance(v, str) for v in values) and 1 < len(values) <= len(rows) / 2 else []
 
 
 def _objects(value: Any) -> bool:
