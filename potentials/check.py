@@ -185,6 +185,8 @@ class _Trial:
         state = self.start(TRIED)
         for at in range(len(sequence) + 1):
             prefix = sequence[:at]
+            if -np.inf in self.increments(prefix):
+                return  # a dead particle is never asked for a mask
             active = torch.arange(TRIED) % 2 == 0
             allowed = self.mask(state, TRIED, active)[0]
             tokens = self.some(np.flatnonzero(allowed[self.plain])) + self.some(np.flatnonzero(~allowed[self.plain]))
