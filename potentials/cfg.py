@@ -20,6 +20,8 @@ from smcgen.potentials.pattern import Inexpressible
 
 START = "$start"  # stands before the first terminal, as if it were one
 PAIRS = 20_000  # states of a product of two automata that are looked at
+COMPARED = 1_000_000  # such states in all, about 4 us each
+TERMINALS = 5_000
 
 
 @dataclass(eq=False)
@@ -65,6 +67,8 @@ class Cfg:
             if expansion not in alternatives:
                 alternatives.append(expansion)
         definitions = [t for t in grammar.terminals if t.name in used]
+        if len(definitions) > TERMINALS:
+            raise UsageError(f"{name}: {len(definitions)} terminals are too many: put words of one kind into one terminal")
         if indentation is not None:
             expansions, self.start = unfold(expansions, self.start, indentation)
             definitions = _levels(definitions, indentation, name)
@@ -171,6 +175,8 @@ class Cfg:
 
     def together(self) -> Iterator[tuple[Terminal, Terminal]]:
         """Ordered pairs of terminals, equal ones included, that can be expected at one place."""
+        if sum(len(nexts | set(self.ignored)) ** 2 for nexts in self.nexts.values()) > COMPARED:
+            raise Inexpressible("there are too many terminals to compare them")
         seen: set[tuple[str, str]] = set()
         for nexts in self.nexts.values():
             names = sorted(nexts | set(self.ignored))
@@ -178,13 +184,25 @@ class Cfg:
         return ((self.terminals[a], self.terminals[b]) for a, b in sorted(seen))
 
 
-def clash(a: Terminal, b: Terminal, followers: int, preferred: bool = False) -> str | None:
+class Budget:
+    """How many states of products may still be looked at."""
+
+    def __init__(self) -> None:
+        self.left = COMPARED
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Inexpressible("there are too many terminals to compare them")
+
+
+def clash(a: Terminal, b: Terminal, followers: int, budget: Budget, preferred: bool = False) -> str | None:
     """A text that ends as `a` where `b` would read on although one of `followers` could begin something new.
 
     A lexer that never goes back, and reads on as long as any terminal does, misses that parse. None: no such text.
     `preferred`: where `b` matches it is right to read on."""
     automaton = a.automaton
-    for text, state, other in _walk(automaton, b.automaton):
+    for text, state, other in _walk(automaton, b.automaton, budget):
         bits = automaton.accepts(state) & followers & b.on(other) if text else 0
         for cls in range(automaton.classes if bits else 0):
             longer = automaton.step(state, cls)
@@ -195,18 +213,19 @@ def clash(a: Terminal, b: Terminal, followers: int, preferred: bool = False) -> 
     return None
 
 
-def overlap(a: Terminal, b: Terminal) -> str | None:
+def overlap(a: Terminal, b: Terminal, budget: Budget) -> str | None:
     """A text that both terminals match."""
-    for text, state, other in _walk(a.automaton, b.automaton):
+    for text, state, other in _walk(a.automaton, b.automaton, budget):
         if text and a.automaton.accepts(state) and b.automaton.accepts(other):
             return text
     return None
 
 
-def _walk(a: Automaton, b: Automaton) -> Iterator[tuple[str, int, int]]:
+def _walk(a: Automaton, b: Automaton, budget: Budget) -> Iterator[tuple[str, int, int]]:
     """Every pair of states that one text leads to, with such a text."""
     seen, queue = {(0, 0)}, [("", 0, 0)]
     for text, state, other in queue:
+        budget.spend()
         yield text, state, other
         for cls in range(a.classes):
             pair = a.step(state, cls), b.step(other, cls)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from smcgen.lm.vocabulary import Vocabulary
-from smcgen.potentials.base import Prompt
-from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.engine import bytes_vocabulary
+from smcgen.potentials.tabled import Tabled
 
 LONGEST = 400  # bytes of an example
 CPU = torch.device("cpu")
@@ -28,6 +28,7 @@ class Report:
         examples: accepted texts, drawn without a model.
         unfinished: how many draws did not end within 400 bytes, or came to a dead end.
         bind_ms: time to compile for the vocabulary.
+        runs_on: what computes the masks for the vocabulary.
         mask_us: mean and 95th percentile time of one mask, warm, in microseconds, over `masks` masks; None without
             a vocabulary."""
 
@@ -38,6 +39,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     examples: list[str] = field(default_factory=list)
     unfinished: int = 0
+    runs_on: str | None = None
     bind_ms: float | None = None
     mask_us: tuple[float, float] | None = None
     masks: int = 0
@@ -53,11 +55,13 @@ class Report:
         if self.mask_us is not None:
             mean, high = self.mask_us
             lines.append(f"  masks: {mean:.0f} us mean, {high:.0f} us p95 ({self.masks} masks), bound in {self.bind_ms:.0f} ms")
+            lines.append(f"  run by: {self.runs_on}")
         return "\n".join(lines)
 
 
-def describe(constraint: Constraint, vocabulary: Vocabulary | None = None, examples: int = 5, seed: int = 0) -> Report:
-    """Binds `constraint`, draws example texts from its masks alone, and measures masks on `vocabulary` if one is given.
+def describe(constraint: Any, vocabulary: Vocabulary | None = None, examples: int = 5, seed: int = 0) -> Report:
+    """Binds `constraint` (a grammar, a schema, a regular condition), draws example texts from its masks alone, and measures
+    masks on `vocabulary` if one is given.
 
     Raises what binding raises: UsageError, Impossible."""
     random = np.random.default_rng(seed)
@@ -82,7 +86,7 @@ def describe(constraint: Constraint, vocabulary: Vocabulary | None = None, examp
         report.warnings = tuple(warn(vocabulary)) if warn else ()
         before = time.perf_counter()
         bound = constraint.bind(vocabulary, (), CPU)
-        report.bind_ms = 1e3 * (time.perf_counter() - before)
+        report.bind_ms, report.runs_on = 1e3 * (time.perf_counter() - before), bound.runs_on
         _time(bound, found, vocabulary)
         costs = np.array(_time(bound, found, vocabulary)) * 1e6
         if len(costs):
@@ -90,7 +94,7 @@ def describe(constraint: Constraint, vocabulary: Vocabulary | None = None, examp
     return report
 
 
-def _draw(bound: Constraint, random: np.random.Generator) -> str | None:
+def _draw(bound: Potential, random: np.random.Generator) -> str | None:
     """A random text of bytes that are allowed, visible ones preferred; None if it does not end."""
     state = bound.start([Prompt((), "")], 1)
     end, data = bound.vocabulary.end_ids[0], b""
@@ -110,18 +114,34 @@ def _draw(bound: Constraint, random: np.random.Generator) -> str | None:
     return None
 
 
-def _time(bound: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> list[float]:
+def _time(bound: Potential, texts: Sequence[str], vocabulary: Vocabulary) -> list[float]:
     """Seconds of each mask along `texts`, spelled with the vocabulary's longest tokens; nothing is taken from a cache."""
     costs = []
-    row = np.zeros((1, bound.engine.width), np.int32)
     for text in texts:
-        matcher: Any = bound.engine.matcher()
-        for token in _tokens(text, vocabulary):
-            before = time.perf_counter()
-            bound.engine.fill([matcher], row, [0])
-            costs.append(time.perf_counter() - before)
-            if matcher.try_consume_tokens([token]) != 1:
-                break
+        tokens = _tokens(text, vocabulary)
+        costs += _time_tables(bound, tokens) if isinstance(bound, Tabled) else _time_matcher(bound, tokens)
+    return costs
+
+
+def _time_tables(bound: Tabled, tokens: Sequence[int]) -> list[float]:
+    costs, state, one = [], bound.start([Prompt((), "")], 1), torch.ones(1, dtype=torch.int64)
+    for token in tokens:
+        before = time.perf_counter()
+        bound.bits(state)
+        costs.append(time.perf_counter() - before)
+        bound.extend(state, torch.tensor([[token]]), one)
+    return costs
+
+
+def _time_matcher(bound: Any, tokens: Sequence[int]) -> list[float]:
+    costs, row = [], np.zeros((1, bound.engine.width), np.int32)
+    matcher: Any = bound.engine.matcher()
+    for token in tokens:
+        before = time.perf_counter()
+        bound.engine.fill([matcher], row, [0])
+        costs.append(time.perf_counter() - before)
+        if matcher.try_consume_tokens([token]) != 1:
+            break
     return costs
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smcgen.potentials.automaton import Automaton
-from smcgen.potentials.cfg import Cfg, Terminal, clash, overlap
+from smcgen.potentials.cfg import Budget, Cfg, Terminal, clash, overlap
 from smcgen.potentials.pattern import Inexpressible, ranges_to_class, terminal
 
 ELIMINATED = 60  # states of an automaton that may be turned back into a regular expression
@@ -21,16 +21,16 @@ def obstacle(cfg: Cfg, lalr: bool = False) -> str | None:
     """Why the engine would bar texts of the grammar; None if it bars none.
 
     `lalr`: the grammar is read by lark's LALR parser, whose lexer takes the terminal that it prefers, for good."""
-    ignored = set(cfg.ignored)
+    ignored, budget = set(cfg.ignored), Budget()
     for nexts in cfg.nexts.values():
         if both := sorted(ignored & nexts):
             return f"{both[0]} is ignored and also used in rules"
     for a, b in cfg.together():
         if not a.first & b.first:
             continue
-        if (text := clash(a, b, cfg.followers(a.name), preferred=lalr and b.rank < a.rank)) is not None:
+        if (text := clash(a, b, cfg.followers(a.name), budget, preferred=lalr and b.rank < a.rank)) is not None:
             return f"{text!r} may be {a.name} and something more, or the beginning of {b.name}"
-        if a.name in ignored and a is not b and (text := overlap(a, b)) is not None:
+        if a.name in ignored and a is not b and (text := overlap(a, b, budget)) is not None:
             return f"{text!r} is ignored and also {b.name}"
     large = next((name for name, t in cfg.terminals.items() if _expression(t, cfg) is None), None)
     return None if large is None else f"{large} is too large for one regular expression"

@@ -8,7 +8,9 @@ are set from acceptance alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +23,9 @@ from smcgen.lm.vocabulary import Vocabulary
 HEADER = '%llguidance {"no_forcing": true, "allow_initial_skip": true}\n'
 DEAD_END = "NoExtensionBias"  # how the engine names a prefix that it admitted and cannot prolong
 STEP_ITEMS = 50_000_000  # parser items per mask (about 20,000 a millisecond): a bound on time only
+ROW_ITEMS = 50_000  # parser items at one place of a text
+STACK = 1 << 29  # bytes of address space
+LARGE = 20_000  # characters of a grammar from which the engine's recursion may need a large stack
 PARALLEL = 8  # masks from which the engine's thread pool is worth its start
 
 
@@ -65,8 +70,8 @@ class Engine:
         words = np.flatnonzero(ends).tolist()
         bits = ends.view(np.int32)[words].tolist()
         self._end_words = [(word, ~end, end) for word, end in zip(words, bits, strict=True)]
-        limits = limits or LLParserLimits(step_max_items=STEP_ITEMS)
-        self._prototype = LLMatcher(self._tokenizer, HEADER + grammar, log_level=0, limits=limits)
+        limits = limits or LLParserLimits(step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS)
+        self._prototype = _deep(len(grammar), lambda: LLMatcher(self._tokenizer, HEADER + grammar, log_level=0, limits=limits))
         if self._prototype.is_error():
             raise UsageError(f"{name}: {_first_line(self._prototype.get_error())}")
         row = np.zeros((1, self.width), np.int32)
@@ -126,7 +131,31 @@ def read(matcher: Matcher, tokens: Sequence[int], name: str) -> None:
     """`matcher` reads tokens that its masks allowed."""
     if matcher.try_consume_tokens(list(tokens)) != len(tokens):
         reason = _first_line(matcher.get_error())
+        if matcher.is_error():
+            raise PotentialError(f"{name}: the grammar engine gave up ({reason}): simplify the grammar")
         raise PotentialError(f"{name}: the grammar engine refuses a text that its mask allowed ({reason})")
+
+
+def _deep(size: int, make: Callable[[], LLMatcher]) -> LLMatcher:
+    """`make()` for a grammar of `size` characters. The engine goes down nested rules by recursion, and overflow is a crash."""
+    if size < LARGE:
+        return make()
+    found: Future[LLMatcher] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(make())
+        except BaseException as error:
+            found.set_exception(error)
+
+    before = threading.stack_size(STACK)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    return found.result()
 
 
 @functools.cache

@@ -29,19 +29,27 @@ FORM = (
     "integers have no fraction or exponent",
     "nothing stands before or after the value",
 )
+BLANKS = 20  # enough for values that are indented by four, five levels deep
 LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
 
-def json_schema(schema: dict | bool | str | os.PathLike[str] | type) -> Schema:
+def json_schema(schema: dict | bool | str | os.PathLike[str] | type, blanks: int | None = BLANKS) -> Schema:
     """phi(text) = 1 if the text is JSON that `schema` admits, written in the usual form (`form` says what that is), else 0.
 
     Args:
         schema: a dict, JSON text, the path of a file with one, or a pydantic model class.
+        blanks: at most so many blanks and line breaks in a row between the parts of a value, 0 for none; None: any number.
+            Without a bound a small model may go on with blanks until its budget is spent.
 
     The result's `verdict` is "exact", or "checked at the end": then `doubts` names what the masks do not enforce, and
     the `jsonschema` package, by the draft that `$schema` names (2020-12 by default), judges the finished text. `format`
     is enforced where the engine knows it. Raises UsageError for what is no schema, Impossible if it admits nothing."""
-    return Schema(*_load(schema))
+    if blanks is not None and (isinstance(blanks, bool) or not isinstance(blanks, int) or not 0 <= blanks <= 1000):
+        raise UsageError(f"json_schema: blanks={blanks!r}: give a number from 0 to 1000, or None for any")
+    try:
+        return Schema(*_load(schema), blanks)
+    except RecursionError:
+        raise UsageError("json_schema: the schema is nested too deeply") from None
 
 
 class Schema(Constraint):
@@ -52,8 +60,9 @@ class Schema(Constraint):
         doubts: why it is not exact.
         form: how texts are written, where JSON leaves a choice."""
 
-    def __init__(self, schema: dict, name: str):
-        self.name, self.schema, self.form = name, schema, FORM
+    def __init__(self, schema: dict, name: str, blanks: int | None):
+        self.name, self.schema = name, schema
+        self.form = FORM if blanks is None else (*FORM, f"at most {blanks} blanks in a row between the parts")
         kind = validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
             kind.check_schema(schema)
@@ -61,23 +70,38 @@ class Schema(Constraint):
             where = "/".join(map(str, error.absolute_path)) or "the top"
             raise UsageError(f"{name}: not a JSON Schema at {where}: {error.message[:200]}") from None
         self._validator = kind(schema, registry=referencing.Registry())  # no references to the network
-        self.translation, self.doubts = _translate(schema, name)
+        if (reason := self._contradiction()) is not None:
+            raise Impossible(f"{name}: {reason}")
+        self.translation, self.doubts = _translate(schema, name, {} if blanks is None else _bounded(blanks))
         self.exact = not self.doubts
         self.verdict = "exact" if self.exact else "checked at the end"
 
     def __repr__(self) -> str:
         return self.name
 
+    def _contradiction(self) -> str | None:
+        """Why nothing satisfies the schema, as far as that is easily seen; the engine finds more."""
+        values = self.schema["enum"] if "enum" in self.schema else [self.schema["const"]] if "const" in self.schema else None
+        if values is not None and not any(self._satisfied(value) for value in values):
+            return "none of its values satisfies the rest of the schema"
+        return (
+            None if Finite(self.schema).holds(self.schema) else "every value that it admits would be infinite, or is excluded"
+        )
+
+    def _satisfied(self, value: Any) -> bool:
+        try:
+            return self._validator.is_valid(value)
+        except Unresolvable as error:
+            raise UsageError(f"{self.name}: {error}: put the schema that it refers to under $defs") from None
+
     def accepts(self, text: str) -> bool:
         return self._recognizer(text) and self._valid(text)
 
     def _valid(self, text: str) -> bool:
         try:
-            return self._validator.is_valid(json.loads(text))
+            return self._satisfied(json.loads(text))
         except (ValueError, RecursionError):
             return False
-        except Unresolvable as error:
-            raise UsageError(f"{self.name}: {error}: put the schema that it refers to under $defs") from None
 
     @cached_property
     def _recognizer(self) -> Recognizer:
@@ -102,7 +126,7 @@ def _load(given: Any) -> tuple[dict, str]:
         if not isinstance(given, str) or text.lstrip()[:1] not in "{tf":
             name = f"json_schema({Path(text).name!r})"
             try:
-                text = Path(text).read_text(encoding="utf-8")
+                text = Path(text).read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(f"{name}: cannot read {given} ({error}): give a dict, JSON text or a path") from None
         try:
@@ -119,24 +143,88 @@ def _load(given: Any) -> tuple[dict, str]:
     return given, f"json_schema({title!r})" if isinstance(title, str) and name.endswith("<schema>)") else name
 
 
-def _translate(schema: dict, name: str) -> tuple[str, tuple[str, ...]]:
-    """The grammar for the engine, and what it does not enforce."""
-    options = {"json_allow_general_unicode_escapes": True}
+class Finite:
+    """Whether a schema admits a finite value, as far as types, requirements and references tell; True where they do not.
+
+    A schema that is met again inside itself is no way to a finite value."""
+
+    def __init__(self, root: Any):
+        self.root = root
+        self.known: set[int] = set()  # schemas with a finite value
+        self.open: set[int] = set()
+        self.steps = 0
+
+    def holds(self, schema: Any) -> bool:
+        if not isinstance(schema, dict) or id(schema) in self.known:
+            return schema is not False
+        self.steps += 1
+        if self.steps > 10_000:
+            return True
+        if id(schema) in self.open:
+            return False
+        self.open.add(id(schema))
+        found = self._parts(schema)
+        self.open.remove(id(schema))
+        if found:
+            self.known.add(id(schema))
+        return found
+
+    def _parts(self, schema: dict) -> bool:
+        if schema.get("not") in ({}, True) or not all(map(self.holds, schema.get("allOf", ()))):
+            return False
+        if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#") and not self.holds(self._target(ref)):
+            return False
+        if any(schema.get(key) and not any(map(self.holds, schema[key])) for key in ("anyOf", "oneOf")):
+            return False
+        if schema.get("type") == "object":
+            properties = schema.get("properties", {})
+            return all(self.holds(properties[key]) for key in schema.get("required", ()) if key in properties)
+        if schema.get("type") == "array" and schema.get("minItems", 0) > 0:
+            first = (schema.get("prefixItems") or [schema.get("items", True)])[0]
+            return self.holds(first)
+        return True
+
+    def _target(self, ref: str) -> Any:
+        node = self.root
+        for part in ref[1:].split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            node = node.get(part, True) if isinstance(node, dict) else True
+        return node
+
+
+def _bounded(blanks: int) -> dict:
+    """The engine's options for at most so many blanks in a row."""
+    if blanks == 0:
+        return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    return {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{blanks}}}"}
+
+
+def _translate(schema: dict, name: str, form: dict) -> tuple[str, tuple[str, ...]]:
+    """The grammar for the engine, with its options on the form of texts, and what it does not enforce."""
+    options = {"json_allow_general_unicode_escapes": True, **form}
     grammar = _grammar(schema, options)
     refused, (reason, *_) = _validate(grammar)
     if not refused:
         return grammar, ()
+    _possible(reason, name)
     doubts: dict[str, None] = {}
     lenient = options | {"lenient": True, "coerce_one_of": True}
     while refused:
         doubts[_doubt(reason)] = None
         grammar = _grammar(schema, lenient)
         refused, (reason, *_) = _validate(grammar)
+        _possible(reason if refused else "", name)
         if refused and "regex" in reason and (wider := _without_patterns(schema)) != schema:
             schema = wider
         elif refused:
             raise UsageError(f"{name}: {reason}")
     return grammar, tuple(doubts)
+
+
+def _possible(reason: str, name: str) -> None:
+    """Raises Impossible if this is the engine's proof that no value satisfies the schema."""
+    if reason.startswith("Unsatisfiable schema: "):
+        raise Impossible(f"{name}: {reason[len('Unsatisfiable schema: ') :]}")
 
 
 def _doubt(reason: str) -> str:

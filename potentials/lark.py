@@ -29,7 +29,7 @@ from smcgen.potentials.pattern import Inexpressible
 from smcgen.potentials.stopping import StopEngine
 
 LONGEST_GRAMMAR = 1 << 20  # characters
-ALTERNATIVES = 20_000  # of one rule, once lark has multiplied out what stands in brackets
+ALTERNATIVES = 10_000  # of all rules, once lark has multiplied out what stands in brackets
 
 
 def lark(
@@ -59,7 +59,7 @@ def lark(
     if parser not in (None, "earley", "lalr"):
         raise UsageError(f'lark: parser={parser!r}: write "earley" or "lalr"')
     try:
-        text = path.read_text(encoding="utf-8") if path else str(grammar)
+        text = path.read_text(encoding="utf-8-sig") if path else str(grammar)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: cannot read {path} ({error})") from None
     if len(text) > LONGEST_GRAMMAR:
@@ -72,7 +72,10 @@ def lark(
     except RecursionError:
         raise UsageError(f"{name}: its rules are nested too deeply") from None
     except Exception as error:  # lark reports faulty grammars by many kinds of exception
-        raise UsageError(f"{name}: {_first_lines(error)}") from None
+        reason = _first_lines(error)
+        if "undefined rule: NonTerminal" in reason:
+            reason = f"there is no rule {start or 'start'!r} to begin with: name another by start="
+        raise UsageError(f"{name}: {reason}") from None
     return Grammar(loaded, name, exact)
 
 
@@ -176,12 +179,37 @@ def _bound(text: str, path: Path | None, name: str) -> None:
     """Refuses a grammar that lark would multiply out beyond all bounds."""
     paths = [str(path.parent)] if path else []
     grammar, _ = load_grammar(text, str(path) if path else "<text>", paths, False)
+    if (template := _endless(grammar.rule_defs)) is not None:
+        raise UsageError(f"{name}: the template {template} uses itself with ever larger arguments: it has no end")
+    total = 0.0
     for rule, _, tree, _ in grammar.rule_defs:
-        if _alternatives(tree) > ALTERNATIVES:
+        total += (size := _alternatives(tree))
+        if size > ALTERNATIVES:
             raise UsageError(
                 f"{name}: rule {rule} has more than {ALTERNATIVES} alternatives when its brackets are multiplied out: give "
                 "the parts in brackets rules of their own"
             )
+    if total > ALTERNATIVES:
+        raise UsageError(f"{name}: {total:.0f} alternatives are too many: put words of one kind into one terminal")
+
+
+def _endless(definitions: list[Any]) -> str | None:
+    """A template that comes back to itself with an argument that is a template in turn, which lark would unfold for ever."""
+    uses: dict[str, set[str]] = {}
+    growing: dict[str, set[str]] = {}
+    for rule, parameters, tree, _ in definitions:
+        if parameters:
+            calls = {call: call.children[0].name for call in tree.find_data("template_usage")}
+            uses[rule] = set(calls.values())
+            growing[rule] = {name for call, name in calls.items() if len(list(call.find_data("template_usage"))) > 1}
+    for rule in uses:
+        for first in growing[rule]:
+            reached = {first}
+            while more := set().union(*(uses.get(name, set()) for name in reached)) - reached:
+                reached |= more
+            if rule in reached:
+                return rule
+    return None
 
 
 def _alternatives(node: Any) -> float:

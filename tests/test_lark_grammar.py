@@ -215,6 +215,7 @@ def test_refusals_name_the_rule_and_the_reason(grammar, reason):
         "start: " + "[A] " * 60 + '\nA: "a"',
         'start: (A | B)~30\nA: "a"\nB: "b"',
         'start: x{A}\nx{y}: ((y | B)~9 | A)~9\nA: "a"\nB: "b"',
+        "start: " + " | ".join(f'"w{i}"' for i in range(11_000)),
     ],
 )
 def test_grammars_that_explode_are_refused_at_once(grammar):
@@ -222,6 +223,26 @@ def test_grammars_that_explode_are_refused_at_once(grammar):
     with pytest.raises(UsageError, match="alternatives"):
         lark(grammar)
     assert time.monotonic() - before < 5
+
+
+def test_templates_without_an_end_are_refused():
+    with pytest.raises(UsageError, match="template t uses itself"):
+        lark('start: t{"a"}\nt{x}: t{u{x}} | x\nu{x}: x x\n')
+    assert lark('start: t{"a", "b"}\nt{x, y}: x t{y, x} | y').accepts("abb")
+
+
+def test_long_chains_of_rules_do_not_overflow_the_engine():
+    rules = "".join(f'r{i}: "a{i}" r{i + 1} | "b"\n' for i in range(2500))
+    bound = lark(f'start: r0\n{rules}r2500: "z"\n', exact=False).bind(VOCABULARY, (), CPU)
+    assert verdict(bound, list(b"a0a1b"), "a0a1b")
+
+
+def test_many_terminals_are_compared_within_bounds():
+    terminals = "".join(f"T{i}: /[a-z]{{{i % 7 + 1},{i % 11 + 9}}}{i}/\n" for i in range(150))
+    before = time.monotonic()
+    grammar = lark("start: " + " | ".join(f"T{i}" for i in range(150)) + "\n" + terminals)
+    assert time.monotonic() - before < 60
+    assert grammar.accepts("abcd149")
 
 
 def test_other_misuse_is_refused():

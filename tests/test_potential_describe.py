@@ -24,6 +24,13 @@ def test_report():
     assert "masks: " in str(report)
 
 
+def test_tables_are_reported():
+    report = describe(regex("[a-z]{2}"), VOCABULARY)
+    assert "tables on cpu: 4 states" in report.runs_on
+    assert report.mask_us is not None
+    assert "run by: tables" in str(report)
+
+
 def test_examples_satisfy_what_is_checked_at_the_end():
     schema = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 3}
     report = describe(json_schema(schema), examples=8, seed=1)

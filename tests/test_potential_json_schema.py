@@ -120,8 +120,71 @@ def test_refusals(schema, reason):
     assert "\n" not in str(error.value)
 
 
-def test_empty_schemas():
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        {"type": "integer", "minimum": 1, "maximum": 9, "multipleOf": 10},
+        {"enum": []},
+        {"enum": [1, 2], "not": {"type": "integer"}},
+        {"const": 1, "type": "string"},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "array", "minItems": 1, "items": False},
+        {"type": "object", "required": ["a"], "properties": {"a": False}},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        {"type": "string", "pattern": r"[^\s\S]"},
+        {"not": {}},
+        {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/x"}}}},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}, False]}}},
+    ],
+)
+def test_a_schema_that_nothing_satisfies_is_impossible(schema):
     with pytest.raises(Impossible):
-        json_schema(False)
-    with pytest.raises((Impossible, UsageError)):
-        json_schema({"type": "string", "minLength": 3, "maxLength": 2}).bind(VOCABULARY, (), torch.device("cpu"))
+        json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, '{"a": {}}'),
+        (
+            {"type": "object", "required": ["a"], "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+            '{"a":null}',
+        ),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[]]"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "1"),
+    ],
+)
+def test_recursion_that_can_end_is_possible(schema, text):
+    assert json_schema(schema).accepts(text)
+
+
+def test_blanks_are_bounded():
+    schema = {"type": "array", "items": {"const": "x  y"}}
+    wide = '[%s"x  y" ]' % (" " * 21)
+    assert not json_schema(schema).accepts(wide)
+    assert json_schema(schema).accepts(wide.replace(" " * 21, " "))
+    assert json_schema(schema, blanks=None).accepts(wide)
+    assert json_schema(schema, blanks=0).accepts('["x  y","x  y"]')
+    assert not json_schema(schema, blanks=0).accepts('["x  y", "x  y"]')
+    assert "at most 20 blanks in a row between the parts" in json_schema(schema).form
+    with pytest.raises(UsageError, match="blanks=-1"):
+        json_schema(schema, blanks=-1)
+
+
+def test_schemas_from_files(tmp_path):
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf" + b'{"type": "null"}')
+    assert json_schema(tmp_path / "bom.json").accepts("null")
+    for text in ('{"items": ' * 100_000, '{"items": ' * 400 + "{}" + "}" * 400, '{"not": ' * 300 + "{}" + "}" * 300):
+        (tmp_path / "deep.json").write_text(text)
+        with pytest.raises(UsageError, match=r"nested too deeply|not JSON"):
+            json_schema(tmp_path / "deep.json")
+
+
+def test_large_schemas():
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    assert finished(json_schema(schema), '{"p3": "a"}') == 0

@@ -14,7 +14,7 @@ import smcgen as sg
 from smcgen.kernels import categorical
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.stops import cut
-from smcgen.proposals import target as target_module
+from smcgen.smc import factors
 from tests.statistics import evidence_z, many, measure, z_score
 from tests.tables import Exact as Law
 from tests.tables import T, TableLM, log_p
@@ -133,10 +133,10 @@ def test_masks_alone_are_seen_to_be_wrong(name, monkeypatch):
     shares = {x: g / truth.z for x, g in truth.gamma.items()}
 
     def unweighted(*args):
-        token, log_q, log_z = categorical.draw(*args)
-        return token, log_q, torch.where(log_z > -torch.inf, 0.0, log_z)
+        drawn = categorical.power_draw(*args)
+        return drawn._replace(log_z=torch.where(drawn.log_z > -torch.inf, 0.0, drawn.log_z))
 
-    monkeypatch.setattr(target_module, "draw", unweighted)
+    monkeypatch.setattr(factors, "power_draw", unweighted)
     weights = measure(many(LM * constraint, 10_000, list(PROMPT)), list(shares))
     seen = [abs(z_score(column, share)) for column, share in zip(weights.T, shares.values(), strict=True) if share > 0.01]
     assert max(seen) > 6
