@@ -126,15 +126,18 @@ def picture(data: dict, path: Path) -> None:
             y, dy = row["bound"]
             axes.errorbar(x, y, dy or None, dx, fmt=marker, color=colour, ms=5 + row["block"] / 2, lw=0.7, alpha=0.85)
             name = f"M={row['chains']}" if exact else f"N={row['particles']}"
-            axes.annotate(name, (x, y), (3, 5), textcoords="offset points", fontsize=6, color=colour)
+            below = exact and row["chains"] > 1
+            axes.annotate(name, (x, y), (-6, -14 if below else 8), textcoords="offset points", fontsize=6, color=colour)
         axes.plot([], [], "o", color=colour, label=f"weights in {bits} bits{share}")
-    for marker, name in (("s", "exact"), ("v", "s = 1.5"), ("o", "s = 2"), ("^", "s = 3"), ("*", "s infinite (SMC-SD)")):
-        axes.plot([], [], marker, color="0.4", label=name)
+    names = {1.5: ("v", "s = 1.5"), 2.0: ("o", "s = 2"), 3.0: ("^", "s = 3"), None: ("*", "s infinite (SMC-SD)")}
+    shown = {row["leniency"] for row in data["rows"]}
+    for marker, name in [("s", "exact"), *(names[s] for s in names if s in shown)]:
+        axes.plot([], [], marker, color="0.4", ls="", label=name)
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.set_ylim(-0.03, None)
+    axes.set_ylim(-0.15, 100)
     axes.set_xlabel("tokens per forward of the target (large marks: K = 8, small: K = 4 or 2)")
     axes.set_ylabel(f"bound on the divergence of a text of {data['tokens']} tokens, nats")
-    axes.legend(fontsize=7, loc="upper left")
+    axes.legend(fontsize=7, loc="upper left", ncols=2)
     axes.grid(alpha=0.2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -376,4 +376,8 @@ class Posterior:
             lines.append(f"  {row.probability:7.4f}  {shown!r}")
         if len(rows) > 5:
             lines.append(f"  ... {len(rows) - 5} more")
+        if self.acceptance is not None:
+            used = self.info.get("draft_rounds", [])
+            drafts = f", rounds of each draft {used}" if len(used) > 1 else ""
+            lines.append(f"  acceptance {self.acceptance:.2f}, {self.tokens_per_round:.2f} tokens per round{drafts}")
         return "\n".join(lines)
