@@ -17,11 +17,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(a) * b for the halves a, b of the last axis: [..., 2 * dim] -> [..., dim]."""
+def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(x A^T) * (x B^T) for the halves A, B of `weight` [2 * dim, inputs]: [rows, inputs] -> [rows, dim]."""
     if x.is_cuda:
         from smcgen.kernels.gpu import layers as gpu
 
-        return gpu.silu_mul(x)
-    gate, up = x.chunk(2, -1)
+        return gpu.gated_linear(x, weight)
+    gate, up = torch.nn.functional.linear(x, weight).chunk(2, -1)
     return torch.nn.functional.silu(gate) * up

@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,10 @@ from smcgen.proposals.target import TargetProposal
 from smcgen.record import ITEM_FIELDS, Record, Round
 from smcgen.smc.ending import Ending, cut_at_stop, stop_table
 from smcgen.smc.factors import Potentials, Scorer
+from smcgen.smc.graph import Report, Rounds
 from smcgen.smc.keys import Keys
 from smcgen.smc.particles import Particles, RoundInfo
-from smcgen.smc.resampling import SCHEMES
-from smcgen.smc.round import Algorithm, step
+from smcgen.smc.round import Algorithm
 from smcgen.target import LM, Factor
 
 DEFAULT_ROWS = 256  # sequences that are read at a time, all groups together
@@ -99,7 +99,7 @@ def run(
         # The standard error from one run's genealogy assumes independent draws.
         stratify=plan.resampling != "multinomial",
     )
-    algorithm = Algorithm(proposal, SCHEMES[plan.resampling], plan.threshold, plan.anneal)
+    algorithm = Algorithm(proposal, plan.resampling, plan.threshold, plan.anneal)
     batch = Batch(plan, world, algorithm, shown, encoded, for_draft, keys, shape)
     with torch.inference_mode(), _one_thread(plan.deterministic):
         batch.run(progress)
@@ -114,6 +114,7 @@ def run(
     record.info.update(
         seconds=time.perf_counter() - began,
         potential_seconds=world.potentials.seconds,
+        cuda_graph=batch.recorded,
         models=[reader.lm.name for reader in scorer.readers] + [model.name for model in drafts],
         ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
     )
@@ -174,36 +175,60 @@ class Batch:
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
         self.history: list[RoundInfo] = []
         self.seconds: list[float] = []  # of each round of the batch
+        self.launched, self.recorded = 0, False  # rounds, and whether they came from a recording
         self.place = np.zeros((items, 3), np.int64)  # of each item: its group, first round and end in the history
 
     def run(self, progress: bool | None) -> None:
-        """Runs all items to their end."""
+        """Runs all items to their end. Recorded rounds are read one late, so that the device has work meanwhile."""
         items = len(self.prompts) * self.plan.runs
         queue, free, busy = deque(range(items)), list(range(self.shape[0])), {}
         tokens, budget = 0, items * self.plan.max_tokens
+        rounds = Rounds(self.particles, self.world, self.algorithm)
+        reports: deque[Report] = deque()
+        began = time.perf_counter()
         with Progress("sampling", budget, progress) as bar:
             while queue or busy:
                 if queue and free:
                     taken = {free.pop(0): queue.popleft() for _ in range(min(len(queue), len(free)))}
                     self.admit(taken)
                     busy.update(taken)
-                began = time.perf_counter()
-                self.particles, info = step(self.particles, self.world, self.algorithm)
-                self.history.append(_to_host(info))
-                done = self.particles.done.cpu()
-                self.seconds.append(time.perf_counter() - began)
-                for reader in self._readers():
-                    reader.verify()
-                self.world.scorer.verify()
-                ended = {group: item for group, item in busy.items() if done[group]}
-                if ended:
-                    self.collect(ended)
-                    for group in ended:
-                        del busy[group]
-                    free.extend(ended)
-                    tokens += len(ended) * self.plan.max_tokens
-                going = int(self.particles.length.amax(-1).cpu()[list(busy)].sum()) if busy else 0
-                bar.update(tokens + going)
+                info = rounds()
+                self.particles, self.launched = rounds.particles, self.launched + 1
+                reports.append(Report(info, self.particles, self._flags()))
+                while reports and not (len(reports) == 1 and rounds.wanted and self._may_go_on(busy.values())):
+                    done, length = self.read(reports.popleft())
+                    now = time.perf_counter()
+                    self.seconds.append(now - began)
+                    began = now
+                    # An item that came after the round that was read is not meant.
+                    ended = {g: item for g, item in busy.items() if done[g] and self.place[item, 1] < len(self.history)}
+                    if ended:
+                        self.collect(ended)
+                        for group in ended:
+                            del busy[group]
+                        free.extend(ended)
+                        tokens += len(ended) * self.plan.max_tokens
+                    bar.update(tokens + int(length[list(busy)].sum()))
+        self.recorded = rounds.recorded is not None
+
+    def read(self, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keeps what a round says; which groups are done, bool [G], and their longest samples, int64 [G]."""
+        info, done, length, broken = report.read()
+        if broken:
+            for reader in self._readers():
+                reader.verify()
+            self.world.scorer.verify()
+        self.history.append(info)
+        return done, length
+
+    def _flags(self) -> list[torch.Tensor]:
+        """bool [], what must not have happened."""
+        return [reader.broken for reader in self._readers()] + [self.world.scorer.infinite]
+
+    def _may_go_on(self, items: Iterable[int]) -> bool:
+        """Whether some item may have room for another round after those launched, as far as is known without reading."""
+        least = self.algorithm.proposal.least
+        return any((self.launched - self.place[item, 1]) * least < self.plan.max_tokens for item in items)
 
     def admit(self, taken: dict[int, int]) -> None:
         """Groups begin anew with these items: {group: item}."""
@@ -219,7 +244,7 @@ class Batch:
         keys.item[where] = torch.tensor([self.keys[p] for p in which], device=where.device)
         keys.run[where] = torch.tensor([item % self.plan.runs for item in taken.values()], device=where.device)
         for group, item in taken.items():
-            self.place[item] = group, len(self.history), 0
+            self.place[item] = group, self.launched, 0
 
     def collect(self, ended: dict[int, int]) -> None:
         """Keeps the results of finished groups."""
@@ -278,12 +303,6 @@ class Batch:
             rounds_of=rounds_of,
             keys=self.keys,
         )
-
-
-def _to_host(info: RoundInfo) -> RoundInfo:
-    values = vars(info)
-    small = {"ancestors": torch.int32, "tokens": torch.int32, "counts": torch.int32}
-    return RoundInfo(**{name: v.to("cpu", small.get(name, v.dtype)) for name, v in values.items()})
 
 
 def _same_vocabulary(base: LanguageModel, other: LanguageModel, ends: bool = True) -> None:

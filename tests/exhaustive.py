@@ -23,14 +23,15 @@ from smcgen.kernels import categorical
 from smcgen.lm.batch import Reader
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials import base as potentials
-from smcgen.proposals import block, lenient, target
+from smcgen.proposals import block, lenient
 from smcgen.proposals import draft as draft_module
 from smcgen.proposals.base import World
+from smcgen.smc import factors
 from smcgen.smc.ending import Ending
 from smcgen.smc.factors import Potentials, Scorer
 from smcgen.smc.keys import ACCEPT, BONUS, DRAFT
 from smcgen.smc.particles import Block, Particles
-from smcgen.smc.resampling import systematic
+from smcgen.smc.resampling import SCHEMES, systematic
 from smcgen.smc.round import Algorithm, step
 from smcgen.smc.schedule import Ramp
 from smcgen.target import WHOLE
@@ -121,7 +122,7 @@ def scripted(script: Script) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (categorical, draft_module):
             patch.setattr(module, "scaled", scaled)
-        for module in (draft_module, lenient, target):
+        for module in (categorical, factors, lenient):
             patch.setattr(module, "draw", draw)
         patch.setattr(lenient, "accept", scripted_accept)
         patch.setattr(block, "passes", passes)
@@ -269,8 +270,10 @@ def _round(weights, before: Particles, make, alpha: float, chains: int, threshol
         )
         none = Potentials([], [], (len(state), count), V, lambda *_: [], torch.device("cpu"))
         world: Any = SimpleNamespace(scorer=no_models, potentials=none, keys=keys, stratify=False)
-        algorithm = Algorithm(Replay(blocks), scheme, threshold, Ramp(), penalty)  # pyright: ignore[reportArgumentType]
-        particles, info = step(start, world, algorithm)
+        algorithm = Algorithm(Replay(blocks), "systematic", threshold, Ramp(), penalty)  # pyright: ignore[reportArgumentType]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SCHEMES, "systematic", scheme)
+            particles, info = step(start, world, algorithm)
         # The comb of two points has two positions: below and above where its second point leaves the first particle.
         first = shares[-1][:, 0] if count > 1 else torch.ones(len(state))
         share = torch.where(first >= 0.5, 2 * first - 1, 2 * first)

@@ -282,12 +282,12 @@ def temperature_on_one_side(patch):
 
 
 def drafts_are_the_likeliest_tokens(patch):
-    def draw(log_mass, uniform, allowed=None):
-        _, _, total = categorical.draw(log_mass, uniform, allowed)
-        token = log_mass.argmax(-1)
-        return token, log_mass.gather(-1, token[..., None])[..., 0].double() - total, total
+    def power_draw(logits, *arguments, **options):
+        token = logits.argmax(-1)
+        log_q = categorical.log_softmax(logits).gather(-1, token[..., None])[..., 0]
+        return categorical.power_draw(logits, *arguments, **options)._replace(token=token, log_q=log_q)
 
-    patch.setattr(draft_module, "draw", draw)
+    patch.setattr(draft_module, "power_draw", power_draw)
 
 
 def candidates_share_their_random_number(patch):

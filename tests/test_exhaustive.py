@@ -150,9 +150,9 @@ def test_one_candidate_in_the_law_is_seen(monkeypatch):
 def test_a_penalty_that_is_not_restored_is_seen(monkeypatch):
     original = round_module.resample
 
-    def resample(particles, world, algorithm, score, ess, active):
-        chosen, go, ancestors = original(particles, world, algorithm, score, ess, active)
-        return dataclasses.replace(chosen, log_weight=torch.where(go[:, None], 0.0, chosen.log_weight)), go, ancestors
+    def resample(particles, *arguments):
+        chosen, go, ancestors, ess = original(particles, *arguments)
+        return dataclasses.replace(chosen, log_weight=torch.where(go[:, None], 0.0, chosen.log_weight)), go, ancestors, ess
 
     monkeypatch.setattr(round_module, "resample", resample)
     assert worst(runs(1.5, 2, penalty=0.0), 2) < 1e-12

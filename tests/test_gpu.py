@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smcgen as sg
-import smcgen.run as run_module
+from smcgen.smc import graph
 from tests.statistics import evidence_z, many, measure, z_score
 from tests.tables import enumerate_target, tables
 from tests.test_evidence import IDS, PATTERN, likes_b, matches
@@ -75,7 +75,7 @@ def test_bits_repeat_on_the_device():
 @pytest.mark.parametrize("block", [None, 4])
 def test_a_round_does_not_wait_for_the_device(monkeypatch, block):
     """Without potentials nothing inside a round asks the device for a value (CUDA's own debug mode raises if so)."""
-    original = run_module.step
+    original = graph.step
 
     def step(*arguments):
         torch.cuda.set_sync_debug_mode("error")
@@ -84,7 +84,33 @@ def test_a_round_does_not_wait_for_the_device(monkeypatch, block):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(run_module, "step", step)
+    monkeypatch.setattr(graph, "step", step)
     lm, draft = (sg.LM(tiny(seed=1).cuda(), tokenizer()) for _ in range(2))
     options = {} if block is None else {"draft": draft, "block": block}
     assert sg.sample(lm**2, [2, 2], particles=8, max_tokens=20, seed=0, **options).info["rounds"] > 1
+
+
+@pytest.mark.parametrize("options", [{}, {"block": 3, "leniency": math.inf}, {"block": 3, "leniency": 1.5, "chains": 2}])
+def test_recorded_rounds_draw_the_same(monkeypatch, options):
+    """Several groups that end at different times and are filled again."""
+    lm, draft = sg.LM(tiny(seed=1).cuda(), tokenizer()), sg.LM(tiny(seed=2).cuda(), tokenizer())
+    if options:
+        options = options | {"draft": draft}
+
+    def texts():
+        return sg.sample(lm**2, [[2, 2], [3, 1, 2], [4]] * 4, particles=4, max_tokens=15, seed=3, groups=5, **options)
+
+    recorded = texts()
+    monkeypatch.setattr(graph, "recordable", lambda *_: False)
+    plain = texts()
+    assert (recorded.info["cuda_graph"], plain.info["cuda_graph"]) == (True, False)
+    assert (recorded.log_evidence == plain.log_evidence).all()
+    assert all((recorded.arrays()[name] == plain.arrays()[name]).all() for name in ("tokens", "length", "reason"))
+
+
+def test_a_constraint_on_tables_is_recorded():
+    lm = sg.LM(tiny(seed=1).cuda(), tokenizer())
+    posts = sg.sample(lm * sg.regex("[a-d]+"), [[2, 2]] * 3, particles=8, max_tokens=12, seed=0)
+    assert posts.info["cuda_graph"]
+    posts = sg.sample(lm * sg.regex("[a-d]+"), [[2, 2]] * 3, particles=8, max_tokens=12, seed=0, draft=lm, block=3)
+    assert posts.info["cuda_graph"]

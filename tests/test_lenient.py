@@ -242,9 +242,9 @@ def residual_is_the_target(patch):
 def penalty_not_restored(patch):
     original = round_module.resample
 
-    def resample(particles, world, algorithm, score, ess, active):
-        chosen, go, ancestors = original(particles, world, algorithm, score, ess, active)
-        return dataclasses.replace(chosen, log_weight=torch.where(go[:, None], 0.0, chosen.log_weight)), go, ancestors
+    def resample(particles, *arguments):
+        chosen, go, ancestors, ess = original(particles, *arguments)
+        return dataclasses.replace(chosen, log_weight=torch.where(go[:, None], 0.0, chosen.log_weight)), go, ancestors, ess
 
     patch.setattr(round_module, "resample", resample)
 

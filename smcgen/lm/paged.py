@@ -161,7 +161,7 @@ class PagedLM:
     def trim(self, context: Context, lengths: torch.Tensor) -> None:
         """See the contract."""
         assert isinstance(context, PagedContext)
-        context.length.copy_(lengths)
+        context.pages.trim(lengths)
 
     def _forward(
         self, pages: Pages, rows: torch.Tensor | None, tokens: torch.Tensor, counts: torch.Tensor, keep: int = 0
@@ -173,14 +173,16 @@ class PagedLM:
             table, length, shared = table[rows], length[rows], None
         step = torch.arange(tokens.shape[1], device=self.device)
         real = step < counts[:, None]
+        # Padding reads token 0 at position 0.
+        tokens, positions = torch.where(real, tokens, 0), torch.where(real, length[:, None] + step, 0)
         columns = places = None
         if self.device.type == "cpu":
             columns = -(-int((length + counts).max()) // pages.page)
             places = new_places(table, length, counts, tokens.shape[1], pages.page)
         reading = Reading(pages, table, length, counts, columns, shared, places)
         output = self.model(
-            input_ids=torch.where(real, tokens, 0),
-            position_ids=torch.where(real, length[:, None] + step, 0),
+            input_ids=tokens,
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=keep,
             reading=reading,

@@ -96,15 +96,18 @@ class Pages:
 
     def grow(self, counts: torch.Tensor) -> None:
         """Room for `counts` int64 [rows] more tokens: pages are handed out, shared last pages copied first."""
-        source, target, short = kernel.grow(self.table, self.length, counts, self.page, self.count)
-        self.short |= short
+        source, target, _ = kernel.grow(self.table, self.length, counts, self.page, self.count, self.short)
         kernel.copy_pools([self.keys, self.values], [source, source], [target, target])
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """Row r names what row ancestors[r] names. No data moves."""
-        self.table.copy_(self.table[ancestors])
-        self.length.copy_(self.length[ancestors])
+        kernel.fork([self.table], [self.length], [ancestors])
         self.shared.copy_(shared_pages(self.table, self.length, len(self.shared), self.page))
+
+    def trim(self, lengths: torch.Tensor) -> None:
+        """Row r keeps its first `lengths[r]` tokens; the page it then ends in may become its own."""
+        self.length.copy_(lengths)
+        self.shared.copy_(torch.minimum(self.shared, lengths.view(len(self.shared), -1).amin(1) // self.page))
 
     def in_use(self) -> int:
         """Pages that some row names."""

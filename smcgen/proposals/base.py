@@ -8,12 +8,14 @@ from typing import Protocol
 
 import torch
 
-from smcgen.potentials.base import ALIVE, DEAD
+from smcgen.potentials.base import ALIVE, BUDGET, DEAD, END, STOP
 from smcgen.smc.chains import widen
 from smcgen.smc.ending import Ending
 from smcgen.smc.factors import Potentials, Scorer, text_counts
 from smcgen.smc.keys import Keys
 from smcgen.smc.particles import Block, Particles
+
+HASH = 0x5851F42D4C957F2D  # multiplies the hash of a history at each token
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Proposal(Protocol):
     """
 
     block: int  # tokens it can commit in one round
+    least: int  # tokens that it commits to a particle that is alive after the round
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Groups begin anew after these prompts (token ids)."""
@@ -93,12 +96,15 @@ class Drawing:
         A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
         the token, unless it ended the sample."""
         taken = self.append(world, active, token, log_q, cause)
-        self.read(world, token, taken)
+        if world.potentials.hard:
+            self.read(world, token, taken)
 
     def append(
         self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
     ) -> torch.Tensor:
         """`commit` without the hard potentials: bool [G, N], where a token was appended."""
+        if token.is_cuda:
+            return self._append_in_one(world, active, token, log_q, cause)
         taken = active & (log_q != -torch.inf)
         column = torch.where(taken, self.counts, self.size)[..., None]
         self.tokens.scatter_(-1, column, token[..., None])
@@ -108,8 +114,23 @@ class Drawing:
         self.reason = torch.where(taken, reason, self.reason)
         self.stop_state = torch.where(taken, state, self.stop_state)
         # A multiplicative hash; a collision of two histories would do no harm (see `World.uniform`).
-        self.history = torch.where(taken, (self.history + token + 1) * 0x5851F42D4C957F2D, self.history)
+        self.history = torch.where(taken, (self.history + token + 1) * HASH, self.history)
         self.kill(active & ~taken, cause)
+        return taken
+
+    def _append_in_one(
+        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+    ) -> torch.Tensor:
+        """`append` in one launch."""
+        from smcgen.kernels.gpu.append import append
+
+        state = (self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight)
+        rule = world.ending
+        *state, taken = append(
+            self.tokens, self.token_log_q, state, self.first, token, log_q, active, cause, rule.end, rule.next_state,
+            rule.max_tokens, HASH, (ALIVE, END, STOP, BUDGET, DEAD),
+        )  # fmt: skip
+        self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight = state
         return taken
 
     def read(self, world: World, token: torch.Tensor, taken: torch.Tensor) -> None:

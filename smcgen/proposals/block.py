@@ -27,6 +27,8 @@ from smcgen.smc.keys import ACCEPT
 class BlockJudgement(Judgement):
     """One chain per particle, leniency 1. In results, the positions put to the test are those kept and the one after."""
 
+    whole = True
+
     def _accept(self) -> None:
         count = self.draft.counts  # n
         kept = torch.zeros_like(count)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
-from smcgen.kernels.categorical import draw, scaled
+from smcgen.kernels.categorical import power_draw, scaled
 from smcgen.kernels.truncate import truncate
 from smcgen.lm.batch import Reader
 from smcgen.proposals.base import Drawing, World
@@ -26,9 +27,20 @@ from smcgen.target import WHOLE, Truncation
 class Step:
     """What the tokens of one drafting step were drawn from: q = exp(log_mass) * allowed / exp(log_total)."""
 
-    log_mass: torch.Tensor  # float32 [G, R, V]
+    logits: torch.Tensor  # [G, R, V], -inf beyond a truncation
+    temperature: float
     allowed: torch.Tensor | None  # bool [G, R, V]
-    log_total: torch.Tensor  # float64 [G, R]
+
+    @cached_property
+    def log_mass(self) -> torch.Tensor:
+        """float32 [G, R, V]."""
+        return scaled(self.logits, self.temperature)
+
+    @cached_property
+    def log_total(self) -> torch.Tensor:
+        """float64 [G, R]."""
+        mass = self.log_mass.exp()
+        return (mass if self.allowed is None else mass * self.allowed).sum(-1, dtype=torch.float64).log()
 
 
 class DraftProposal:
@@ -42,7 +54,7 @@ class DraftProposal:
 
     def __init__(self, reader: Reader, drafted: int, temperature: float, truncation: Truncation = WHOLE):
         self.reader, self.drafted, self.temperature, self.truncation = reader, drafted, temperature, truncation
-        self.block = drafted + 1
+        self.block = self.least = drafted + 1
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         self.reader.admit(groups, [prompts])
@@ -62,10 +74,12 @@ class DraftProposal:
         limit = self.limit(particles, world)
         for _ in self._draft(drawing, particles, world, limit):
             pass
-        drafted, counts = drawing.tokens[..., : self.drafted], drawing.counts
-        logits = world.scorer.read(particles, drafted, counts)
-        used = torch.arange(self.drafted, device=counts.device) < counts[..., None]
-        log_p = world.scorer.score([x[:, :, :-1] for x in logits], drafted, used)
+        counts = drawing.counts
+        logits = world.scorer.read(particles, drawing.tokens[..., : self.drafted], counts)
+        # The row after the last drafted token is scored with the others, of which it is no copy, and then left out.
+        used = torch.arange(self.block, device=counts.device) < counts[..., None]
+        log_p = world.scorer.score(logits, drawing.tokens[..., : self.block], used)[..., : self.drafted, :]
+        used = used[..., : self.drafted]
         drawing.token_log_p[..., : self.drafted, :] = log_p
         exponents = world.scorer.exponents * particles.scale[:, None]  # [G, J]
         target = (log_p * exponents[:, None, None, :]).sum((-1, -2))
@@ -87,13 +101,14 @@ class DraftProposal:
             if k > 0:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
             allowed, cause = world.potentials.mask(active)
-            log_mass = scaled(truncate(logits, self.temperature, *self.truncation), self.temperature)
-            token, log_q, log_total = draw(log_mass, self.uniform(world, drawing, k), allowed)
-            self.reader.watch(log_total, active)
+            law = truncate(logits, self.temperature, *self.truncation)
+            drawn = power_draw(law, self.uniform(world, drawing, k), self.temperature, allowed=allowed)
+            token = drawn.token
+            self.reader.watch(drawn.log_z, active)
             if allowed is not None:
-                drawing.leave(active, log_total - log_mass.logsumexp(-1))
-            drawing.commit(world, active, token, log_q, cause)
-            yield Step(log_mass, allowed, log_total)
+                drawing.leave(active, drawn.log_left)
+            drawing.commit(world, active, token, drawn.log_q, cause)
+            yield Step(law, self.temperature, allowed)
 
     def uniform(self, world: World, drawing: Drawing, step: int) -> torch.Tensor:
         """float64 [G, R] for the draft's draws."""

@@ -17,6 +17,7 @@ from smcgen.kernels.categorical import draw
 from smcgen.kernels.verify import Levels, accept, levels, log_excess, log_law
 from smcgen.lm.batch import Reader
 from smcgen.potentials.base import DEAD
+from smcgen.proposals import judged
 from smcgen.proposals.base import Drawing, World
 from smcgen.proposals.draft import DraftProposal, Step
 from smcgen.smc.chains import offspring, pick, split, widen
@@ -44,6 +45,7 @@ class LenientProposal(DraftProposal):
     def __init__(self, reader: Reader, drafted: int, temperature: float, truncation: Truncation, leniency: float, chains: int):
         super().__init__(reader, drafted, temperature, truncation)
         self.leniency, self.chains = leniency, chains
+        self.least = 1
 
     def trim(self, length: torch.Tensor) -> None:
         self.reader.trim(widen(length, self.chains))
@@ -84,7 +86,10 @@ class Judgement:
         live: bool [G, N, M], chains that agree with those tokens.
         rejected: bool [G, N], every candidate at the particle's next position was rejected.
         level, candidates, log_q: at the position of the rejection; for other particles, what makes the residual p~ itself.
+        whole: the block is judged as a whole (see `proposals.block`).
     """
+
+    whole = False
 
     def __init__(
         self,
@@ -104,18 +109,27 @@ class Judgement:
         device = particles.length.device
         self.first = (torch.arange(count, device=device) * self.chains).expand(groups, -1)
         self.row = self.first
-        self.live = torch.ones(groups, count, self.chains, dtype=torch.bool, device=device)
-        self.rejected = torch.zeros_like(particles.alive)
-        self.candidates = torch.zeros_like(self.live)
-        blank = torch.zeros(groups, count, self.chains + 1, dtype=torch.float64, device=device)
-        self.level = Levels(blank, torch.ones_like(blank), torch.ones_like(blank))
-        self.log_q = torch.full((*particles.length.shape, logits[0].shape[-1]), -torch.inf, dtype=torch.float64, device=device)
 
     def block(self) -> Block:
+        if judged.applies(self.world):
+            judged.judge(self)
+            self._settle()
+            return self.drawing.block()
+        self._begin()
         self._accept()
         self._settle()
         self._end()
         return self.drawing.block()
+
+    def _begin(self) -> None:
+        """Nothing is taken and nothing rejected."""
+        shape, device = self.row.shape, self.row.device
+        self.live = torch.ones(*shape, self.chains, dtype=torch.bool, device=device)
+        self.rejected = torch.zeros_like(self.particles.alive)
+        self.candidates = torch.zeros_like(self.live)
+        blank = torch.zeros(*shape, self.chains + 1, dtype=torch.float64, device=device)
+        self.level = Levels(blank, torch.ones_like(blank), torch.ones_like(blank))
+        self.log_q = torch.full((*shape, self.logits[0].shape[-1]), -torch.inf, dtype=torch.float64, device=device)
 
     def _accept(self) -> None:
         """Takes drafted tokens until the first rejection."""
@@ -238,7 +252,7 @@ class Judgement:
     def target_law(self, i: int) -> torch.Tensor:
         """log p~ float64 [G, N, V], without masks, after i of the tokens that each particle has taken."""
         at = torch.full_like(self.row, i)
-        return self._target(at, None, torch.zeros_like(self.rejected))[1]
+        return self._target(at, None, torch.zeros_like(self.particles.alive))[1]
 
     def draft_law(self, i: int) -> torch.Tensor:
         """log q float64 [G, N, V] likewise, for the draft that the group has drafted with."""

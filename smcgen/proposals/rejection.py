@@ -38,7 +38,7 @@ class RejectionProposal:
         more: judged after the first good one, at least 1: the more, the less noise in the weights.
     """
 
-    block = 1
+    block = least = 1
 
     def __init__(self, candidates: int, more: int = 1):
         self.candidates, self.more = candidates, more

@@ -67,6 +67,10 @@ class Rivals:
         for d, reader in enumerate(self.readers):
             reader.watch(log_prob, used & (self.arm[:, None] == d))
 
+    @property
+    def broken(self) -> torch.Tensor:
+        return torch.stack([reader.broken for reader in self.readers]).any()
+
     def verify(self) -> None:
         for reader in self.readers:
             reader.verify()

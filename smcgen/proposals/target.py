@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from smcgen.kernels.categorical import draw
 from smcgen.proposals.base import Drawing, World
 from smcgen.smc.keys import BONUS
 from smcgen.smc.particles import Block, Particles
@@ -21,7 +20,7 @@ from smcgen.smc.particles import Block, Particles
 class TargetProposal:
     """One locally optimal token per round."""
 
-    block = 1
+    block = least = 1
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         pass  # it reads nothing of its own
@@ -47,11 +46,33 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
             particle's last committed token is used.
     """
     active = drawing.alive
-    rows, local, allowed, cause = local_target(drawing, particles, world, logits)
-    token, log_q, log_z = draw(local, world.uniform(BONUS, drawing), allowed)
+    uniform = world.uniform(BONUS, drawing)
+    rows = next_rows(drawing, logits)
+    allowed, cause = allowed_next(drawing, particles, world, active)
+    drawn = world.scorer.draw(rows, particles.scale, uniform, allowed, active)
     if allowed is not None:
-        drawing.leave(active, log_z - local.logsumexp(-1))
-    commit_local(drawing, world, rows, active, token, log_q, log_z, cause)
+        drawing.leave(active, drawn.log_left)
+    commit_local(drawing, world, rows, active, drawn.token, drawn.log_q, drawn.log_z, cause)
+
+
+def next_rows(drawing: Drawing, logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Per factor, the logits [G, N, V] after each particle's last committed token; see `draw_local`."""
+    row = drawing.counts.clamp(max=logits[0].shape[-2] - 1)
+    return [x.gather(2, row[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
+
+
+def allowed_next(
+    drawing: Drawing, particles: Particles, world: World, active: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The tokens allowed next where `active`, bool [G, N, V] or None, and the potential that left none, int64 [G, N]."""
+    allowed, cause = world.potentials.mask(active)
+    if world.ending.condition:
+        last = particles.length + drawing.counts == world.ending.max_tokens - 1
+        ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
+        allowed = ends if allowed is None else allowed & ends
+        barred = active & ~allowed.any(-1) & (cause < 0)
+        cause = torch.where(barred, world.potentials.blame, cause)
+    return allowed, cause
 
 
 def local_target(
@@ -62,16 +83,9 @@ def local_target(
     Returns the rows of `logits` (see `draw_local`) per factor, [G, N, V]; the log mass of every token, float64 [G, N, V]; the
     tokens allowed, bool [G, N, V] or None; and the potential that left none, int64 [G, N]."""
     active = drawing.alive
-    row = drawing.counts.clamp(max=logits[0].shape[-2] - 1)
-    rows = [x.gather(2, row[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
+    rows = next_rows(drawing, logits)
     local = world.scorer.local(rows, particles.scale, active)
-    allowed, cause = world.potentials.mask(active)
-    if world.ending.condition:
-        last = particles.length + drawing.counts == world.ending.max_tokens - 1
-        ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
-        allowed = ends if allowed is None else allowed & ends
-        barred = active & ~allowed.any(-1) & (cause < 0)
-        cause = torch.where(barred, world.potentials.blame, cause)
+    allowed, cause = allowed_next(drawing, particles, world, active)
     return rows, local, allowed, cause
 
 

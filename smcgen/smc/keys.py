@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smcgen.kernels.philox import uniforms
+from smcgen.kernels.philox import Key, per_slot, stratified
 
 # What a number is for; proposals that need more purposes take the next free number here.
 DRAFT, BONUS, RESAMPLE, SELECT, ACCEPT, CANDIDATE, CHOOSE = range(7)
@@ -26,26 +26,15 @@ class Keys:
     item: torch.Tensor
     run: torch.Tensor
 
+    def __post_init__(self) -> None:
+        words = self.seed & 0xFFFFFFFF, self.seed >> 32
+        # On a GPU the words lie on the device, so that a captured graph reads them.
+        self.words: Key = torch.tensor(words, device=self.item.device) if self.item.is_cuda else words
+
     def uniform(self, purpose: int, round: torch.Tensor, step: int, slots: int) -> torch.Tensor:
         """float64 [groups, slots] in (0, 1); `round` int64 [groups] is each group's own count of rounds."""
-        return self._pair(purpose, round, step, slots)[0]
+        return per_slot(self.item, self.run, round, purpose, step, slots, self.words)
 
     def stratified(self, purpose: int, round: torch.Tensor, step: int, history: torch.Tensor) -> torch.Tensor:
-        """As `uniform`, one for each particle of `history` int64 [groups, N], but particles with equal histories draw from
-        equal strata of (0, 1), dealt out at random: each number is uniform by itself, which is all that an unbiased
-        evidence asks for, and m copies of a particle draw each token within one of m times its probability."""
-        within, deal = self._pair(purpose, round, step, history.shape[1])
-        ordered, order = history.sort(dim=-1, stable=True)
-        place = torch.arange(history.shape[1], device=history.device).expand_as(history)
-        fresh = torch.cat([torch.ones_like(place[:, :1], dtype=torch.bool), ordered[:, 1:] != ordered[:, :-1]], -1)
-        first = torch.where(fresh, place, 0).cummax(-1).values  # where each family of equal histories begins
-        size = torch.zeros_like(place).scatter_add_(-1, first, torch.ones_like(place)).gather(-1, first)
-        shift = (deal.gather(-1, order.gather(-1, first)) * size).long()
-        stratum = (place - first + shift) % size
-        spread = (stratum + within.gather(-1, order)) / size
-        return torch.empty_like(spread).scatter_(-1, order, spread)
-
-    def _pair(self, purpose: int, round: torch.Tensor, step: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        slot = torch.arange(slots, device=self.item.device)
-        counter = (self.item[:, None], self.run[:, None], slot + (step << 16), round[:, None] + (purpose << 24))
-        return uniforms(counter, (self.seed & 0xFFFFFFFF, self.seed >> 32))
+        """As `uniform`, one for each particle of `history` int64 [groups, N]; see `smcgen.kernels.philox.stratified`."""
+        return stratified(self.item, self.run, round, purpose, step, history, self.words)

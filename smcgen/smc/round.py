@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from smcgen.kernels import resample as kernel
 from smcgen.potentials.base import ALIVE, DEAD
 from smcgen.proposals.base import Proposal, World
 from smcgen.smc.factors import text_counts
 from smcgen.smc.keys import RESAMPLE
 from smcgen.smc.particles import Block, Particles, RoundInfo
-from smcgen.smc.resampling import Scheme, ancestors_in_place
 from smcgen.smc.schedule import Ramp
-from smcgen.smc.weights import effective_sample_size, log_mean_exp, normalize
+from smcgen.smc.weights import log_mean_exp, normalize
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Algorithm:
 
     Attributes:
         proposal: draws blocks.
-        scheme: one of `smcgen.smc.resampling.SCHEMES`.
+        scheme: a key of `smcgen.smc.resampling.SCHEMES`.
         threshold: resample a group when ESS < threshold * N; 0 never, 1 always.
         ramp: exponents of the intermediate targets.
         length_penalty: lambda: resample on w exp(-lambda * length), restored afterwards. Any value is legal; None takes the
@@ -36,7 +36,7 @@ class Algorithm:
     """
 
     proposal: Proposal
-    scheme: Scheme
+    scheme: str
     threshold: float
     ramp: Ramp
     length_penalty: float | None = None
@@ -52,25 +52,27 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     """Runs one round in every group that has a live particle; other groups are left as they are."""
     active = ~particles.done
     ramp = algorithm.ramp
-    particles = anneal(particles, world, active, ramp.scale(particles.round), ramp.soft_scale(particles.round))
+    if not ramp.steady:
+        particles = anneal(particles, world, active, ramp.scale(particles.round), ramp.soft_scale(particles.round))
     penalty = algorithm.penalty(particles)
     block = algorithm.proposal.extend(particles, world)
     before, alive = particles.log_weight, particles.alive
     particles = commit(particles, world, block)
-    particles = complete(particles, world, active)
+    if not ramp.steady:
+        particles = complete(particles, world, active)
 
     score = particles.log_weight - penalty[:, None] * particles.length
-    ess = effective_sample_size(score)
     log_weight, chi_square = particles.log_weight, _chi_square(particles.log_weight - before, before)
     algorithm.proposal.trim(particles.length)
     world.scorer.trim(particles.length)
     deaths = (alive & (particles.reason == DEAD)).sum(-1)
-    particles, resampled, ancestors = resample(particles, world, algorithm, score, ess, active)
+    particles, resampled, ancestors, ess = resample(particles, world, algorithm, score, active)
     if particles.length.is_cuda or bool(resampled.any()):  # on a GPU asking would wait for the device
         algorithm.proposal.fork(ancestors)
         world.scorer.fork(ancestors)
         world.potentials.fork(ancestors)
-    particles = complete(particles, world, active)  # resampling can leave finished particles alone
+    if not ramp.steady:
+        particles = complete(particles, world, active)  # resampling can leave finished particles alone
     particles = replace(particles, round=particles.round + active)
     evidence = particles.log_evidence + log_mean_exp(particles.log_weight)
     tested, accepted = block.judged.sum(-1), block.accepted.sum(-1)
@@ -161,26 +163,19 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
 
 
 def resample(
-    particles: Particles,
-    world: World,
-    algorithm: Algorithm,
-    score: torch.Tensor,
-    ess: torch.Tensor,
-    active: torch.Tensor,
-) -> tuple[Particles, torch.Tensor, torch.Tensor]:
+    particles: Particles, world: World, algorithm: Algorithm, score: torch.Tensor, active: torch.Tensor
+) -> tuple[Particles, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Resamples, by log score float64 [G, N], the groups that are active, still need it and are not dead.
 
-    Returns the particles, which groups were resampled, bool [G], and the ancestors, int64 [G, N]."""
+    Returns the particles, which groups were resampled, bool [G], the ancestors, int64 [G, N], and the ESS before, [G]."""
     n = score.shape[-1]
-    go = active & ~particles.done & (ess < algorithm.threshold * n) & (ess > 0)
     uniforms = world.keys.uniform(RESAMPLE, particles.round, 0, 2 * n)
-    ancestors = ancestors_in_place(algorithm.scheme(normalize(score), uniforms))
-    ancestors = torch.where(go[:, None], ancestors, torch.arange(n, device=ancestors.device))
+    done = kernel.resample(score, uniforms, algorithm.scheme, algorithm.threshold, active & ~particles.done)
     # After resampling by a score a, particle i stands for w_i / a_i; with a = w that is 1.
-    chosen = particles.select(ancestors)
-    left = torch.where(go[:, None], chosen.log_weight - score.gather(1, ancestors), chosen.log_weight)
-    evidence = particles.log_evidence + torch.where(go, log_mean_exp(score), 0.0)
-    return replace(chosen, log_weight=left, log_evidence=evidence), go, ancestors
+    chosen = particles.select(done.ancestors)
+    left = torch.where(done.go[:, None], chosen.log_weight - score.gather(1, done.ancestors), chosen.log_weight)
+    evidence = particles.log_evidence + torch.where(done.go, done.log_mean, 0.0)
+    return replace(chosen, log_weight=left, log_evidence=evidence), done.go, done.ancestors, done.ess
 
 
 def _chi_square(increment: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,11 @@ class Ramp:
         if self.of not in ("models", "potentials", "all"):
             raise UsageError(f"{self}: give of='models', 'potentials' or 'all'")
 
+    @property
+    def steady(self) -> bool:
+        """Whether every intermediate target has the exponents of the last."""
+        return self.first == 1
+
     def scale(self, round: torch.Tensor) -> torch.Tensor:
         """Of the language models' exponents: int64 [groups] -> float64 [groups]. It depends on the round alone, which keeps
         the evidence unbiased."""

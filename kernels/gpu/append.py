@@ -1,0 +1,142 @@
+"""The bookkeeping of one drawn token per particle, in one launch: `smcgen.proposals.base.Drawing.append` has the meaning."""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 128
+
+
+@triton.jit
+def _append(
+    Tokens,
+    LogQs,
+    Counts,
+    Reason,
+    State,
+    History,
+    Cause,
+    Weight,
+    First,
+    Token,
+    LogQ,
+    Active,
+    Blame,
+    End,
+    Next,
+    NewCounts,
+    NewReason,
+    NewState,
+    NewHistory,
+    NewCause,
+    NewWeight,
+    Taken,
+    rows,
+    columns,
+    states,
+    vocabulary,
+    max_tokens,
+    factor,
+    STOPS: tl.constexpr,
+    ALIVE: tl.constexpr,
+    ENDED: tl.constexpr,
+    STOPPED: tl.constexpr,
+    BUDGET: tl.constexpr,
+    DEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = i < rows
+    active = tl.load(Active + i, mask=here, other=0) != 0
+    token = tl.load(Token + i, mask=here, other=0)
+    log_q = tl.load(LogQ + i, mask=here, other=0.0)
+    counts = tl.load(Counts + i, mask=here, other=0)
+    reason = tl.load(Reason + i, mask=here, other=0)
+    state = tl.load(State + i, mask=here, other=0)
+    history = tl.load(History + i, mask=here, other=0)
+    taken = active & (log_q != float("-inf"))
+    died = active & (log_q == float("-inf"))
+    place = i.to(tl.int64) * columns + counts
+    tl.store(Tokens + place, token, mask=here & taken)
+    tl.store(LogQs + place, log_q, mask=here & taken)
+    counts += taken.to(tl.int64)
+    length = tl.load(First + i, mask=here, other=0) + counts
+    after = tl.where(length >= max_tokens, BUDGET, ALIVE)
+    if STOPS:
+        line = tl.minimum(state, states - 1).to(tl.int64)
+        moved = tl.load(Next + line * vocabulary + token, mask=here & taken, other=0).to(tl.int64)
+        after = tl.where(moved == states, STOPPED, after)
+        state = tl.where(taken, moved, state)
+    ends = tl.load(End + token, mask=here & taken, other=0) != 0
+    after = tl.where(ends, ENDED, after).to(tl.int64)
+    reason = tl.where(taken, after, tl.where(died, DEAD, reason))
+    history = tl.where(taken, (history + token + 1) * factor, history)
+    cause, blame = tl.load(Cause + i, mask=here, other=0), tl.load(Blame + i, mask=here, other=0)
+    weight = tl.load(Weight + i, mask=here, other=0.0)
+    tl.store(NewCounts + i, counts, mask=here)
+    tl.store(NewReason + i, reason, mask=here)
+    tl.store(NewState + i, state, mask=here)
+    tl.store(NewHistory + i, history, mask=here)
+    tl.store(NewCause + i, tl.where(died, blame, cause), mask=here)
+    tl.store(NewWeight + i, tl.where(died, float("-inf"), weight), mask=here)
+    tl.store(Taken + i, taken, mask=here)
+
+
+def append(
+    tokens: torch.Tensor,
+    token_log_q: torch.Tensor,
+    state: tuple[torch.Tensor, ...],
+    first: torch.Tensor,
+    token: torch.Tensor,
+    log_q: torch.Tensor,
+    active: torch.Tensor,
+    blame: torch.Tensor,
+    end: torch.Tensor,
+    next_state: torch.Tensor | None,
+    max_tokens: int,
+    factor: int,
+    reasons: tuple[int, int, int, int, int],
+) -> tuple[torch.Tensor, ...]:
+    """Puts `token` and `log_q` [G, N] where they belong in `tokens` and `token_log_q` [G, N, columns].
+
+    Args:
+        state: counts, reason, stop state, history, cause, log weight [G, N] before.
+        first: int64 [G, N], lengths before the block.
+        active, blame, log_q: as in `Drawing.append`.
+        end, next_state, max_tokens: of `smcgen.smc.ending.Ending`.
+        factor: of the hash of histories.
+        reasons: the numbers of ALIVE, END, STOP, BUDGET and DEAD.
+
+    Returns:
+        The state afterwards, and where a token was taken, bool [G, N].
+    """
+    state = tuple(x.contiguous() for x in state)
+    new = tuple(torch.empty_like(x) for x in state)
+    taken = torch.empty_like(state[0], dtype=torch.bool)
+    given = (x.contiguous() for x in (first, token, log_q, active, blame))
+    rows = taken.numel()
+    _append[(triton.cdiv(rows, BLOCK),)](
+        tokens,
+        token_log_q,
+        *state,
+        *given,
+        end,
+        end if next_state is None else next_state,
+        *new,
+        taken,
+        rows,
+        tokens.shape[-1],
+        0 if next_state is None else next_state.shape[0],
+        0 if next_state is None else next_state.shape[1],
+        max_tokens,
+        factor,
+        next_state is not None,
+        *reasons,
+        BLOCK,
+        num_warps=4,
+    )
+    return *new, taken

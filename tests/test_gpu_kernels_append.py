@@ -1,0 +1,53 @@
+"""The bookkeeping of a drawn token in one launch against the steps that it stands for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from smcgen.potentials.base import ALIVE, DEAD
+from smcgen.proposals.base import Drawing
+from smcgen.smc.ending import Ending, stop_table
+from smcgen.smc.particles import Particles
+
+pytest.importorskip("smcgen.kernels.gpu.append")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABULARY = [b"a", b"b", b"ab", b"ba", b"", b"c"]
+STATE = ("counts", "reason", "stop_state", "history", "cause", "log_weight")
+
+
+@pytest.mark.parametrize("stops", [(), ("abb", "cc")])
+@pytest.mark.parametrize("groups", [1, 40])
+def test_many_tokens(stops, groups):
+    torch.manual_seed(0)
+    end = torch.tensor([False] * 4 + [True, False])
+    table = stop_table(VOCABULARY, stops)
+    ending = Ending(end, None if table is None else torch.from_numpy(table), 9)
+    size, shape = 8, (groups, 5)
+    particles = Particles.empty(*shape, 9, 1, torch.device("cpu"))
+    particles.restart(list(range(groups)))
+    particles.reason[torch.rand(shape) < 0.1] = DEAD
+    particles.length += torch.randint(0, 3, shape)
+    steps, one = Drawing(particles, size, 1), Drawing(particles, size, 1)
+    for name, value in vars(one).items():
+        if isinstance(value, torch.Tensor):
+            setattr(one, name, value.to(DEVICE))
+    there = Ending(end.to(DEVICE), None if ending.next_state is None else ending.next_state.to(DEVICE), 9)
+    worlds: list[Any] = [SimpleNamespace(ending=rule) for rule in (ending, there)]
+    seen = set()
+    for _ in range(size):
+        active = (steps.reason == ALIVE) & (torch.rand(shape) < 0.9)
+        token = torch.randint(0, len(VOCABULARY), shape)
+        log_q = torch.where(torch.rand(shape) < 0.05, -torch.inf, torch.randn(shape, dtype=torch.float64))
+        drawn = active, token, log_q, torch.randint(0, 3, shape)
+        taken = steps.append(worlds[0], *drawn)
+        assert torch.equal(one._append_in_one(worlds[1], *(x.to(DEVICE) for x in drawn)).cpu(), taken)
+        for name in STATE:
+            assert torch.equal(getattr(one, name).cpu(), getattr(steps, name)), name
+        seen |= set(steps.reason.flatten().tolist())
+    assert torch.equal(one.tokens.cpu()[..., :-1], steps.tokens[..., :-1])
+    assert torch.equal(one.token_log_q.cpu()[..., :-1], steps.token_log_q[..., :-1])
+    assert len(seen) == (5 if stops and groups > 1 else len(seen))
