@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'smcgen' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE[name]), name)
+    with warnings.catch_warnings():  # in a notebook, tqdm (a part of transformers) asks for widgets that nothing here uses
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        return getattr(importlib.import_module(_MODULE[name]), name)
 
 
 def __dir__() -> list[str]:
