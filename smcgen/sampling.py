@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from smcgen.drafts.costs import time_forward
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
-from smcgen.plan import make_plan
+from smcgen.plan import Plan, make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
+from smcgen.record import Record
 from smcgen.run import run
 from smcgen.smc.schedule import Ramp
 from smcgen.target import LM, Factor, check_prompt
@@ -101,7 +103,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
-        groups: groups that run at a time (default: as many as make 256 particles).
+        groups: groups that run at a time (default: as many as make 256 particles); fewer where memory is short.
         keys: an integer in [0, 2**32) per prompt that keys its randomness (equal keys: equal numbers); default: its index.
         deterministic: bits of a prompt's result do not depend on which other prompts run beside it (slower).
         progress: a progress bar on stderr; None: on a terminal, after two seconds.
@@ -159,6 +161,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     if baseline and plan.draft is not None:
         plain = run(plan.without_draft(), prompts, chat, list(keys), groups, progress)
         _compare(record.info, plain.info)
+    elif plan.draft is not None and plan.mode == "exact" and choice is None:
+        _check_speed(plan, record)
     if many:
         return Posteriors(record)
     posterior = Posterior(record, 0)
@@ -179,6 +183,27 @@ def _compare(info: dict[str, Any], plain: dict[str, Any]) -> None:
         warnings.warn(
             f"the draft does not pay: {info['tokens_per_second']:.1f} tokens per second with it, "
             f"{plain['tokens_per_second']:.1f} without; try a smaller block, a cheaper draft, or none",
+            stacklevel=3,
+        )
+
+
+LONG = 5.0  # seconds, from which on a run is worth two forwards that tell whether its draft pays
+WIDE = 16  # prompts at a time beyond which they would take long themselves
+
+
+def _check_speed(plan: Plan, record: Record) -> None:
+    """Warns of a draft that makes lossless decoding slower, with figures: plain decoding takes a forward for each token."""
+    info, width = record.info, record.settings["groups"]
+    if info["rounds"] * info["step_seconds"]["p50"] < LONG or width > WIDE:
+        return
+    plain = width / time_forward(plan.target.lms[0][0].load(), width, 1, repeats=1)
+    made = info["step_seconds"]["p50"] * info["rounds"]
+    drafted = info["tokens"] / made
+    info["plain_tokens_per_second"] = plain
+    if plain > 1.25 * drafted:
+        warnings.warn(
+            f"the draft hardly pays: {drafted:.1f} tokens per second with it, about {plain:.1f} by one forward a token; try a "
+            "smaller block, a cheaper draft, or none (baseline=True measures, mode='auto' chooses)",
             stacklevel=3,
         )
 

@@ -143,3 +143,11 @@ def test_baseline():
     assert slow["speedup"] > 0
     with pytest.raises(sg.UsageError, match="without a draft"):
         sg.sample(LM, "ca", baseline=True, max_tokens=3)
+
+
+def test_a_draft_slower_than_the_model_is_warned_of(monkeypatch):
+    """Many tokens of a draft that costs as much as the model and is never accepted."""
+    base, draft = (sg.LM(tiny(seed=s), tokenizer()) for s in (1, 2))
+    monkeypatch.setattr("smcgen.sampling.LONG", 0.0)
+    with pytest.warns(UserWarning, match="hardly pays: .* tokens per second"):
+        sg.sample(base, [[0, 3, 1]] * 2, draft=draft, mode="exact", block=12, max_tokens=40, seed=1)
