@@ -21,6 +21,7 @@ from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.cfg import Cfg
 from smcgen.potentials.charengine import CharEngine
+from smcgen.potentials.charparser import CharParser
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.emit import doubts, emit, obstacle, unsure
 from smcgen.potentials.engine import Engine
@@ -124,6 +125,10 @@ class Grammar(Constraint):
             self.loaded.parse(text)
         except (larklib.exceptions.UnexpectedInput, DedentError):
             return False
+        except RuntimeError as error:
+            if "multiple start symbol items" in str(error):  # lark's Earley gives up on some ambiguities of the whole text
+                return CharParser(self.cfg).parse(text)
+            raise PotentialError(f"{self.name}: lark raised {error!r} on {text[:60]!r}") from error
         except Exception as error:  # a transformer or callback of the user's Lark object
             raise PotentialError(f"{self.name}: lark raised {type(error).__name__} on {text[:60]!r} ({error})") from error
         return True

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 _parser = re._parser  # type: ignore[attr-defined]
 _C = re._constants  # type: ignore[attr-defined]
 
@@ -270,15 +272,25 @@ def _category(category: str, ascii_only: bool) -> Ranges:
     if category[1].isupper():
         return _complement(_category(category.lower(), ascii_only))
     top = 0x80 if ascii_only else ASSIGNED
-    every = "".join(chr(c) for c in range(top) if not SURROGATES[0] <= c <= SURROGATES[1])
-    found = re.finditer(category + "+", every, re.ASCII if ascii_only else 0)
+    found = re.finditer(category + "+", _characters()[:top], re.ASCII if ascii_only else 0)
     return merge((ord(m.group()[0]), ord(m.group()[-1])) for m in found)
 
 
 @cache
 def _cased() -> str:
     """Every character whose case can change: only these are touched by `re.IGNORECASE`."""
-    return "".join(c for c in map(chr, range(ASSIGNED)) if c.lower() != c or c.upper() != c)
+    every = _characters()
+    parts = (every[i : i + 256] for i in range(0, len(every), 256))
+    return "".join(
+        c for part in parts if not part == part.lower() == part.upper() for c in part if not c == c.lower() == c.upper()
+    )
+
+
+@cache
+def _characters() -> str:
+    """All characters below ASSIGNED."""
+    codes = (range(SURROGATES[0]), range(SURROGATES[1] + 1, ASSIGNED))
+    return b"".join(np.array(part, "<u4").tobytes() for part in codes).decode("utf-32-le")
 
 
 def _fold(op: Any, arg: Any, ranges: Ranges, negate: bool, flags: int) -> Ranges:

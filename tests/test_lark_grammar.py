@@ -225,6 +225,13 @@ def test_grammars_that_explode_are_refused_at_once(grammar):
     assert time.monotonic() - before < 5
 
 
+def test_where_lark_gives_up_on_an_ambiguity_the_exact_parser_judges():
+    grammar = lark('start: A | B\nA: "a "\nB: "a"\n%ignore " "\n')
+    with pytest.raises(RuntimeError):
+        grammar.loaded.parse("a ")
+    assert [grammar.accepts(text) for text in ("a ", "a", " a  ", "aa", "")] == [True, True, True, False, False]
+
+
 def test_templates_without_an_end_are_refused():
     with pytest.raises(UsageError, match="template t uses itself"):
         lark('start: t{"a"}\nt{x}: t{u{x}} | x\nu{x}: x x\n')
