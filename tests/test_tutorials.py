@@ -20,6 +20,10 @@ def read(path: Path):
     return notebook
 
 
+def test_all_are_there():
+    assert [path.name[0] for path in TUTORIALS] == list("1234567")
+
+
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_runs(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
