@@ -16,7 +16,8 @@ KEPT = 256  # tokens that can be taken back on a GPU, where asking how many a ro
 @dataclass
 class Walk:
     """The state: `now` int64 [G, R], the table's state of each row; `depth` int64 [G, R], tokens read; `past` int64 [G, R,
-    capacity + 1], the states after so many tokens, modulo capacity (the last column is for what is not kept)."""
+    capacity + 1], the states after so many tokens, modulo capacity (the last column is for what is not kept). On a GPU they
+    are written in place, as a captured graph needs it."""
 
     now: torch.Tensor
     depth: torch.Tensor
@@ -48,7 +49,7 @@ class Tabled(Potential):
 
     def start(self, prompts: Sequence[Prompt], particles: int) -> Walk:
         now = torch.zeros(len(prompts), particles, dtype=torch.int64, device=self.device)
-        capacity = KEPT if now.is_cuda else 16
+        capacity = 16 if now.device.type == "cpu" else KEPT
         return Walk(now, torch.zeros_like(now), torch.zeros(*now.shape, capacity + 1, dtype=torch.int64, device=self.device))
 
     def restart(self, state: Walk, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
@@ -66,27 +67,26 @@ class Tabled(Potential):
 
     def extend(self, state: Walk, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         tokens, counts = tokens.to(self.device).view(*state.now.shape, -1), counts.to(self.device).view_as(state.now)
-        if not state.now.is_cuda and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
+        if state.now.device.type == "cpu" and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
             state.past = torch.cat([state.past, torch.zeros(*state.now.shape, longest, dtype=torch.int64)], -1)
         for column in range(tokens.shape[-1]):
             reading = column < counts
-            state.now = torch.where(reading, self.table.extend(state.now, tokens[..., column]), state.now)
-            state.depth = state.depth + reading
+            state.now.copy_(torch.where(reading, self.table.extend(state.now, tokens[..., column]), state.now))
+            state.depth.add_(reading)
             place = torch.where(reading, state.depth % state.capacity, state.capacity)
-            state.past = state.past.scatter(-1, place[..., None], state.now[..., None])
+            state.past.scatter_(-1, place[..., None], state.now[..., None])
         return _log((state.now != self.table.dead) | (counts == 0)).flatten()
 
     def rollback(self, state: Walk, counts: torch.Tensor) -> None:
         counts = counts.to(self.device).view_as(state.now)
-        state.depth = state.depth - counts
+        state.depth.sub_(counts)
         before = state.past.gather(-1, (state.depth % state.capacity)[..., None])[..., 0]
-        state.now = torch.where(counts > 0, before, state.now)
+        state.now.copy_(torch.where(counts > 0, before, state.now))
 
     def fork(self, state: Walk, ancestors: torch.Tensor) -> None:
         ancestors = ancestors.to(self.device)
-        for name in ("now", "depth", "past"):
-            value = getattr(state, name)
-            setattr(state, name, value.flatten(0, 1)[ancestors].view_as(value))
+        for value in (state.now, state.depth, state.past):
+            value.copy_(value.flatten(0, 1)[ancestors].view_as(value))
 
     def finish(self, state: Walk, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
         now = state.now.flatten()[rows.to(self.device)].cpu()

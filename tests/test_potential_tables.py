@@ -19,6 +19,8 @@ from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.derivative import TooLarge, dfa
 from smcgen.potentials.pattern import Inexpressible, terminal
 from smcgen.potentials.tabled import Tabled
+from smcgen.smc.factors import Potentials
+from smcgen.smc.particles import Particles
 from tests.statistics import many
 from tests.tables import tables as models
 
@@ -227,3 +229,26 @@ def test_a_run_is_the_same_on_tables_and_on_llguidance(monkeypatch):
             found.append((posts.log_evidence, posts.arrays()["tokens"], posts.arrays()["log_weight"]))
         for one, other in zip(*found, strict=True):
             assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_nothing_waits_for_the_host():
+    """Tensors without values: whoever asks for one fails."""
+    meta = torch.device("meta")
+    bound = [x.bind(VOCABULARY, ("b\n",), meta) for x in (sg.regex("a+"), sg.avoids("aaa"), sg.length(1, 5))]
+    potentials = Potentials(bound, [1.0] * 3, (2, 4), len(VOCABULARY), lambda *_: [], meta, chains=2)
+    assert potentials.on_device
+    allowed, cause = potentials.mask(torch.ones(2, 8, dtype=torch.bool, device=meta))
+    assert allowed is not None
+    assert allowed.shape == (2, 8, len(VOCABULARY))
+    tokens = torch.zeros(2, 8, 3, dtype=torch.int64, device=meta)
+    counts = torch.zeros(2, 8, dtype=torch.int64, device=meta)
+    change, cause = potentials.extend(potentials.hard, tokens, counts)
+    assert change.shape == cause.shape == (2, 8)
+    potentials.rollback(counts)
+    potentials.follow(counts)
+    potentials.fork(torch.zeros(2, 4, dtype=torch.int64, device=meta))
+    particles = Particles.empty(2, 4, 9, 1, meta)
+    change, _ = potentials.finish(particles, torch.ones(2, 4, dtype=torch.bool, device=meta))
+    assert change.shape == (2, 4)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool(change.any())
