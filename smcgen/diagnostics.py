@@ -39,7 +39,9 @@ class Diagnostics:
         run_share: the largest part of the answer that comes from one run.
         cut_probability: the part of the answer that the budget cut.
         acceptance: share of the drafted tokens put to the test that were accepted, None if none was.
-        seconds, potential_seconds: of the whole call, all prompts together; None after `from_json`.
+        pages_shared: share of the K/V pages that is saved by sharing them, over all rounds; None if models keep none.
+        pages, pages_unshared: in use after a round at most, and what caches without sharing would have used at most.
+        seconds, potential_seconds: these five are of the whole call, all prompts together; None after `from_json`.
     """
 
     particles: int
@@ -57,6 +59,9 @@ class Diagnostics:
     run_share: float
     cut_probability: float
     acceptance: float | None
+    pages_shared: float | None
+    pages: int | None
+    pages_unshared: int | None
     seconds: float | None
     potential_seconds: float | None
 
@@ -105,6 +110,10 @@ class Diagnostics:
             )
         if self.acceptance is not None:
             lines.append(f"  drafted and accepted  {self.acceptance:.0%}")
+        if self.pages_shared is not None:
+            lines.append(
+                f"  pages shared          {self.pages_shared:.0%}: {self.pages} at most, {self.pages_unshared} without sharing"
+            )
         if self.seconds is not None and self.potential_seconds is not None:
             lines.append(f"  seconds               {self.seconds:.2f}, of which {self.potential_seconds:.2f} in potentials")
         return "\n".join(lines)
@@ -123,6 +132,7 @@ def diagnose(
     """
     runs, n = weights.shape
     run_shares, lost = weights.sum(-1), np.array([barred(run) for run in rounds])
+    memory = info.get("memory", {})
     judged, accepted = (sum(getattr(r, name) for run in rounds for r in run) for name in ("judged", "accepted"))
     return Diagnostics(
         particles=n,
@@ -140,6 +150,9 @@ def diagnose(
         run_share=float(run_shares.max()),
         cut_probability=cut_probability,
         acceptance=accepted / judged if judged else None,
+        pages_shared=memory.get("shared"),
+        pages=memory.get("peak_pages"),
+        pages_unshared=memory.get("peak_pages_unshared"),
         seconds=info.get("seconds"),
         potential_seconds=info.get("potential_seconds"),
     )
@@ -189,7 +202,7 @@ def pareto_k(weights: np.ndarray) -> float | None:
     if k is None:
         return None
     k = (tail * k + 10 * 0.5) / (tail + 10)
-    # Of few draws, or of weights with ties, the fit can be anything. But the largest of n weights of infinite variance (k > 1/2)
+    # Of few draws, or of weights with ties, the fit can be anything. But the largest of n with infinite variance (k > 1/2)
     # is beyond the order of sqrt(n) means; where it is smaller, there is no such tail to be seen.
     return k if ordered[-1] > math.sqrt(len(weights)) * weights.mean() else min(k, 0.5)
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ from smcgen.drafts.hedge import POLICIES
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
+from smcgen.lm.memory import Demand, Memory, groups_that_fit
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.plan import Plan
 from smcgen.potentials.base import STOP, Potential, Prompt
@@ -65,14 +66,16 @@ def run(
     for_draft = encoded[0] if own is None else [vocabulary.encode(own, chat).ids] * len(prompts)
     items = len(prompts) * plan.runs
     width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
-    shape = (width, plan.particles)
     longest = max(len(ids) for factor in [*encoded, for_draft] for ids in factor)
-    for model in [*models, *([draft] if draft else []), *rivals]:
+    drafts = [*([draft] if draft else []), *rivals]
+    for model in [*models, *drafts]:
         if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
             raise UsageError(
                 f"{model.name!r} reads at most {model.max_tokens} tokens: a prompt of {longest} and max_tokens="
                 f"{plan.max_tokens} do not fit; shorten one of them"
             )
+    width = groups_that_fit(_demands(plan, models, drafts), width, longest, plan.max_tokens + 1, base.device)
+    shape = (width, plan.particles)
     room = (longest, plan.max_tokens + 1, plan.deterministic)
     scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.law for lm in lms], shape, *room, plan.chains)
     if draft is None:
@@ -105,7 +108,6 @@ def run(
         batch.run(progress)
     record = batch.record(text_of, vocabulary.tokens.__getitem__)
     record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
-    drafts = [*([draft] if draft else []), *rivals]
     if isinstance(proposal, RivalProposal):
         uses = proposal.rounds.reshape(len(drafts), -1)
         record.info["draft_rounds"] = uses.sum(1).tolist()
@@ -114,6 +116,7 @@ def run(
     record.info.update(
         seconds=time.perf_counter() - began,
         potential_seconds=world.potentials.seconds,
+        memory=batch.memory.summary(),
         cuda_graph=batch.recorded,
         models=[reader.lm.name for reader in scorer.readers] + [model.name for model in drafts],
         ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
@@ -127,6 +130,15 @@ def _policy(plan: Plan) -> Policy:
     if plan.policy_state is not None:
         policy.load(plan.policy_state)
     return policy
+
+
+def _demands(plan: Plan, models: list[LanguageModel], drafts: list[LanguageModel]) -> list[Demand]:
+    """What the models of a run need: factors of one model are contexts of it."""
+    read = 1 if plan.draft is None else max(plan.blocks) + 1
+    contexts = Counter(map(id, models))
+    known = {id(model): model for model in models}
+    factors = [Demand(known[key], count, plan.rows, read) for key, count in contexts.items()]
+    return factors + [Demand(draft, 1, plan.rows, 2) for draft in drafts]  # one or two unread tokens
 
 
 def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
@@ -173,6 +185,7 @@ class Batch:
             dtype = torch.int32 if value.dtype == torch.int64 else value.dtype
             self.fields[name] = torch.zeros(items, *value.shape[1:], dtype=dtype)
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
+        self.memory = Memory(self._plain_readers())
         self.history: list[RoundInfo] = []
         self.seconds: list[float] = []  # of each round of the batch
         self.launched, self.recorded = 0, False  # rounds, and whether they came from a recording
@@ -194,7 +207,7 @@ class Batch:
                     busy.update(taken)
                 info = rounds()
                 self.particles, self.launched = rounds.particles, self.launched + 1
-                reports.append(Report(info, self.particles, self._flags()))
+                reports.append(Report(info, self.particles, self._flags(), self.memory.tables()))
                 while reports and not (len(reports) == 1 and rounds.wanted and self._may_go_on(busy.values())):
                     done, length = self.read(reports.popleft())
                     now = time.perf_counter()
@@ -219,6 +232,7 @@ class Batch:
                 reader.verify()
             self.world.scorer.verify()
         self.history.append(info)
+        self.memory.note(report.tables)
         return done, length
 
     def _flags(self) -> list[torch.Tensor]:
@@ -254,6 +268,10 @@ class Batch:
             kept[items] = getattr(self.particles, name)[where].to("cpu", kept.dtype)
         self.log_evidence[items] = self.history[-1].log_evidence[groups]
         self.place[items, 2] = len(self.history)
+
+    def _plain_readers(self) -> list[Reader]:
+        """Of every model, in the order of `info["models"]`."""
+        return [r for reader in self._readers() for r in (reader.readers if isinstance(reader, Rivals) else [reader])]
 
     def _readers(self) -> Sequence[Reader | Rivals]:
         proposal = self.algorithm.proposal

@@ -37,18 +37,24 @@ def recordable(world: World, proposal: Proposal) -> bool:
 
 
 class Report:
-    """What the host wants to know of a round: on a GPU the copies run behind the round, and `read` waits for them."""
+    """What the host wants to know of a round: on a GPU the copies run behind the round, and `read` waits for them.
 
-    def __init__(self, info: RoundInfo, particles: Particles, flags: Sequence[torch.Tensor]):
+    `tables`, the page tables of the models, are there after `read`; on a CPU they are no copies, and the next round changes
+    them."""
+
+    def __init__(
+        self, info: RoundInfo, particles: Particles, flags: Sequence[torch.Tensor], tables: Sequence[torch.Tensor] = ()
+    ):
         small = {"ancestors": torch.int32, "tokens": torch.int32, "counts": torch.int32}
         values = {name: value.to(small.get(name, value.dtype)) for name, value in vars(info).items()}
         values |= {"done": particles.done, "longest": particles.length.amax(-1), "flags": torch.stack(list(flags))}
         self.copied = None
         if particles.length.is_cuda:
             values = {name: _to_host(value) for name, value in values.items()}
+            tables = [_to_host(table) for table in tables]
             self.copied = torch.cuda.Event()
             self.copied.record()
-        self.values = values
+        self.values, self.tables = values, tables
 
     def read(self) -> tuple[RoundInfo, torch.Tensor, torch.Tensor, bool]:
         """The round's information, which groups are done, bool [G], their longest samples, int64 [G], and whether any of
