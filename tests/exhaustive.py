@@ -68,6 +68,7 @@ class Script:
         self.codes = torch.tensor(list(itertools.product(*map(range, sizes))))
         self.size = dict(zip(self.names, sizes, strict=True))
         self.particles, self.chains, self.states = particles, chains, 1
+        self.item = torch.zeros(1, dtype=torch.int64)  # where numbers are made: on the CPU
 
     def begin(self, states: int) -> None:
         self.states, self.asked = states, set()

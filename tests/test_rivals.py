@@ -93,6 +93,15 @@ def test_law_with_blocks_of_several_lengths(policy, chains):
         assert min(posts.info["block_rounds"].values()) > 0
 
 
+@pytest.mark.parametrize("policy", ["thompson", "hedge"])
+def test_law_where_blocks_are_judged_in_one_go(monkeypatch, policy):
+    """As on a CUDA device."""
+    monkeypatch.setattr("smcgen.proposals.judged.DEVICES", ("cpu",))
+    for chains in (1, 2):
+        posts = many(LM, draft=[BAD, GOOD], policy=policy, chains=chains, **{**EXACT, "block": [1, 3]})
+        assert law_p_value(posts, truth()) > 1e-4
+
+
 def test_evidence_is_unbiased_with_blocks_of_several_lengths():
     for policy in ("thompson", "hedge"):
         posts = many(LM**2, draft=GOOD, policy=policy, block=[1, 2, 3], leniency=1.5, groups=10_000)
