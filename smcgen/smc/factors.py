@@ -215,10 +215,15 @@ class Potentials:
             potential.restart(state, groups, prompts)
 
     def mask(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """As `bits`, the tokens as bool [G, R, V]."""
+        bits, cause = self.bits(active)
+        return None if bits is None else unpack(bits, self.vocabulary_size), cause
+
+    def bits(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Tokens that every hard potential allows in the rows where `active` bool [G, R], R being N * M.
 
-        Returns bool [G, R, V] (None without hard potentials) and int64 [G, R]: the potential that left no token, -1 if some
-        are left; `len(bound)` if only the potentials together left none."""
+        Returns bit rows int32 [G, R, words] (None without hard potentials), all set where not active, and int64 [G, R]: the
+        potential that left no token, -1 if some are left; `len(bound)` if only the potentials together left none."""
         shape = active.shape
         cause = torch.full(shape, -1, dtype=torch.int64, device=self.device)
         if not self.hard:
@@ -233,7 +238,7 @@ class Potentials:
         assert joint is not None
         cause = torch.where((joint == 0).all(-1).view(shape) & (cause < 0), len(self.bound), cause)
         self.seconds += time.perf_counter() - began
-        return unpack(joint, self.vocabulary_size).view(*shape, -1), cause
+        return joint.view(*shape, -1), cause
 
     def _mask_of(self, i: int, rows: torch.Tensor | None) -> torch.Tensor:
         """Bit rows int32 [G * R, words] of one hard potential, on the device. `rows`: bool [G * R] on the host, those that
