@@ -170,28 +170,32 @@ class Constraint(Potential):
         missing = nodes[slots[nodes] < 0]
         if not len(missing):
             return
-        missing = np.array(sorted(set(missing.tolist())))
+        wanted = sorted(set(missing.tolist()))
         capacity = max(len(state.nodes), MASK_BYTES // (4 * self.engine.width))
-        if state.used + len(missing) > capacity:
+        if state.used + len(wanted) > capacity:
             slots[: state.history.size], state.used = -1, 0
-            missing = np.unique(nodes)
-        new = np.arange(state.used, state.used + len(missing))
-        state.used += len(missing)
+            wanted = sorted(set(nodes.tolist()))
+        first = state.used
+        state.used += len(wanted)
         if state.used > len(state.masks):
             larger = np.zeros((min(capacity, 2 * state.used), self.engine.width), np.int32)
             larger[: len(state.masks)] = state.masks
             state.masks = larger
-        slots[missing] = new
-        barred = state.history["barred"][missing]
-        if barred.any():
-            state.masks[new[barred]] = 0
-            state.history["accepted"][missing[barred]] = NO
-            missing, new = missing[~barred], new[~barred]
-        matchers = [self._matcher(state, node) for node in missing.tolist()]
+        barred, accepted = state.history["barred"], state.history["accepted"]
+        alive, rows = [], []
+        for row, node in enumerate(wanted, first):
+            slots[node] = row
+            if barred[node]:
+                state.masks[row], accepted[node] = 0, NO
+            else:
+                alive.append(node)
+                rows.append(row)
+        matchers = [self._matcher(state, node) for node in alive]
         began = time.perf_counter()
-        state.history["accepted"][missing] = self.engine.fill(matchers, state.masks, new.tolist())
-        self._seconds += 0.2 * ((time.perf_counter() - began) / max(len(missing), 1) - self._seconds)
-        for node, matcher in zip(missing.tolist(), matchers, strict=True):
+        found = self.engine.fill(matchers, state.masks, rows)
+        self._seconds += 0.2 * ((time.perf_counter() - began) / max(len(alive), 1) - self._seconds)
+        for node, matcher, yes in zip(alive, matchers, found, strict=True):
+            accepted[node] = yes
             if matcher.is_error():  # a dead end: its mask is known, the matcher is of no more use
                 del state.matchers[node]
 

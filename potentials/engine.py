@@ -63,7 +63,8 @@ class Engine:
         self.name, self.grammar = name, grammar
         self._tokenizer: LLTokenizer = vocabulary.llguidance()
         self.width = (self._tokenizer.vocab_size + 31) // 32
-        self._size = len(vocabulary)
+        # Bits beyond the vocabulary: of this word, all but these; of all words after it.
+        self._beyond, self._last = len(vocabulary) // 32, np.int32((1 << len(vocabulary) % 32) - 1)
         ends = np.zeros(self.width, np.uint32)
         for end in vocabulary.end_ids:
             ends[end // 32] |= np.uint32(1 << end % 32)
@@ -108,10 +109,9 @@ class Engine:
             # The engine sets end bits of its own, one past the vocabulary too where no token ends a text.
             for word, keep, bits in self._end_words:
                 out[row, word] = int(out[row, word]) & keep | (bits if accepting[i] else 0)
-        if self.width * 32 > self._size:
-            index = np.asarray(rows, np.int64)
-            out[index, self._size // 32] &= np.int32((1 << self._size % 32) - 1)
-            out[index, self._size // 32 + 1 :] = 0
+            if self._beyond < self.width:
+                out[row, self._beyond] &= self._last
+                out[row, self._beyond + 1 :] = 0
         return accepting
 
 
