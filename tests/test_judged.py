@@ -11,6 +11,7 @@ import torch
 
 import smcgen as sg
 from smcgen.kernels.verify import Verdict
+from smcgen.potentials.base import Potential
 from smcgen.proposals import judged
 from smcgen.proposals.base import World
 from tests.statistics import evidence_z, law_p_value, many
@@ -32,7 +33,7 @@ def here(monkeypatch):
 
     def judge(judgement):
         rounds.append(judgement)
-        original(judgement)
+        return original(judgement)
 
     monkeypatch.setattr(judged, "DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(judged, "judge", judge)
@@ -62,6 +63,43 @@ def compare(one: sg.Posteriors, two: sg.Posteriors, tolerance: float) -> None:
     assert np.mean([t == [(r.judged, r.accepted) for r in p.rounds[0]] for t, p in zip(tried, two, strict=True)]) > 0.98
 
 
+class Late(Potential):
+    """No two b in a row. Its mask lets everything through: what it refuses it has to read first."""
+
+    name, hard, exact = "late", True, False
+
+    def start(self, prompts, particles):
+        self.width = particles
+        return [[] for _ in range(len(prompts) * particles)]
+
+    def restart(self, state, groups, prompts):
+        for row in range(len(state)):
+            if row // self.width in groups:
+                state[row].clear()
+
+    def mask(self, state, out, active):
+        out[active] = -1
+
+    def extend(self, state, tokens, counts):
+        change = torch.zeros(len(state), dtype=torch.float64)
+        for row, (read, count) in enumerate(zip(tokens.tolist(), counts.tolist(), strict=True)):
+            for token in read[:count]:
+                if state[row][-1:] == [1] and token == 1:
+                    change[row] = -torch.inf
+                state[row].append(token)
+        return change
+
+    def rollback(self, state, counts):
+        for row, count in enumerate(counts.tolist()):
+            del state[row][len(state[row]) - count :]
+
+    def finish(self, state, rows, texts, reasons):
+        return torch.zeros(len(rows), dtype=torch.float64)
+
+    def fork(self, state, ancestors):
+        state[:] = [list(state[ancestor]) for ancestor in ancestors.tolist()]
+
+
 SAME = {
     "alpha 2": (LM**2, {"leniency": 2.0}),
     "alpha 0.5, three chains": (LM**0.5, {"leniency": 1.5, "chains": 3}),
@@ -73,6 +111,12 @@ SAME = {
     "exact": (LM, {"mode": "exact", "particles": 1}),
     "exact, three chains": (LM, {"mode": "exact", "particles": 1, "chains": 3}),
     "exact, token by token": (LM, {"mode": "exact", "particles": 1, "verification": "token"}),
+    "regex": (LM**2 * sg.regex(PATTERN), {"leniency": 1.5, "particles": 2}),
+    "regex, three chains": (LM * sg.regex(PATTERN), {"leniency": 1.0, "chains": 3}),
+    "regex that dies": (LM * sg.regex("(ab|c)a?"), {"leniency": 2.0, "chains": 2, "max_tokens": 3}),
+    "on the host": (LM**2 * Late(), {"leniency": 2.0, "particles": 2}),
+    "on the host, three chains": (LM * Late() * sg.regex("[abc]*"), {"leniency": 1.0, "chains": 3}),
+    "stop strings and a function": (LM**2 * likes_b * sg.regex("[abc]{0,3}"), {"leniency": 2.0, "stop": STOPS}),
     "greedy": (LM.at(temperature=0), {"mode": "exact", "particles": 1, "chains": 2}),
 }
 
@@ -95,9 +139,9 @@ def test_the_same_through_the_kernels(monkeypatch, request, name):
     pytest.importorskip("triton")
     from smcgen.kernels.gpu import verify as gpu
 
-    def verify(*tensors, temperature, draft_temperature, exponent, leniency, counts, block):
+    def verify(*tensors, temperature, draft_temperature, exponent, leniency, counts, allowed, block):
         heat = (temperature, draft_temperature)
-        return Verdict(*gpu.verify(*tensors, *heat, exponent, leniency, counts, None, block, chunk=16))
+        return Verdict(*gpu.verify(*tensors, *heat, exponent, leniency, counts, allowed, block, chunk=16))
 
     plain_numbers(monkeypatch)
     target, options = SAME[name]
@@ -135,7 +179,6 @@ def test_law(here, block, chains, verification):
 
 def test_worlds_that_are_left_alone(here):
     others = {
-        LM * sg.regex(PATTERN): {},
         LM * SMALL: {},
         LM**1.5 / SMALL**0.5: {},
         LM: {"on_budget": "condition"},

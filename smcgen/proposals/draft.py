@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from smcgen.kernels.categorical import power_draw, scaled
+from smcgen.kernels.categorical import power_draw, scaled, unpack
 from smcgen.kernels.truncate import truncate
 from smcgen.lm.batch import Reader
 from smcgen.proposals.base import Drawing, World
@@ -29,7 +29,12 @@ class Step:
 
     logits: torch.Tensor  # [G, R, V], -inf beyond a truncation
     temperature: float
-    allowed: torch.Tensor | None  # bool [G, R, V]
+    bits: torch.Tensor | None  # int32 [G, R, words], the tokens allowed (see `kernels.categorical`)
+
+    @cached_property
+    def allowed(self) -> torch.Tensor | None:
+        """bool [G, R, V]."""
+        return None if self.bits is None else unpack(self.bits, self.logits.shape[-1])
 
     @cached_property
     def log_mass(self) -> torch.Tensor:
@@ -95,20 +100,24 @@ class DraftProposal:
         logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
         row = (unread - 1).clamp(min=0)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
         logits = logits.gather(-2, row)[0, :, :, 0]
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         token = particles.length  # any int64 [G, N]; replaced by the first draw
         for k in range(self.drafted):
             active = drawing.alive & (k < limit)
             if k > 0:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
-            allowed, cause = world.potentials.mask(active)
+            bits, cause = world.potentials.bits(active)
             law = truncate(logits, self.temperature, *self.truncation)
+            step = Step(law, self.temperature, bits)
+            allowed = bits if law.is_cuda else step.allowed
             drawn = power_draw(law, self.uniform(world, drawing, k), self.temperature, allowed=allowed)
             token = drawn.token
-            self.reader.watch(drawn.log_z, active)
+            seen.append((drawn.log_z, active))
             if allowed is not None:
                 drawing.leave(active, drawn.log_left)
             drawing.commit(world, active, token, drawn.log_q, cause)
-            yield Step(law, self.temperature, allowed)
+            yield step
+        self.reader.watch(torch.cat([log_z for log_z, _ in seen], -1), torch.cat([used for _, used in seen], -1))
 
     def uniform(self, world: World, drawing: Drawing, step: int) -> torch.Tensor:
         """float64 [G, R] for the draft's draws."""

@@ -8,12 +8,14 @@ interval of the last token's number by what they held before the round, for the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from smcgen.kernels.verify import verify
+from smcgen.kernels.verify import Verdict, verify
 from smcgen.proposals.base import World
+from smcgen.smc.chains import pick
 from smcgen.smc.keys import ACCEPT, BONUS
 
 if TYPE_CHECKING:
@@ -23,20 +25,32 @@ DEVICES = ("cuda",)  # where it is worth while; the torch reference of `verify` 
 
 
 def applies(world: World) -> bool:
-    """Whether the rounds of this world can be judged here: one language model, and nothing that bars tokens."""
+    """Whether the rounds of this world can be judged here: one language model, and a budget that asks nothing of the last
+    token."""
     return (
         world.keys.item.device.type in DEVICES
         and len(world.scorer.columns) == 1
         and not world.scorer.contrast
         and not world.ending.condition
-        and not world.potentials.hard
     )
 
 
-def judge(judgement: Judgement) -> None:
-    """Fills `judgement.drawing` with the block of every particle, and `judgement.row`."""
+@dataclass
+class Judged:
+    """What `verify` says of a round's particles: [G, N], and [K + 1, G, N] where a position comes first."""
+
+    verdict: Verdict  # its rows are the particles of all groups
+    tokens: torch.Tensor  # int64 [K + 1, G, N]
+    log_law: torch.Tensor  # float64 [K + 1, G, N]
+    accepted: torch.Tensor  # int64 [G, N], 0 for particles that are not alive
+    refused: torch.Tensor  # bool [G, N], a hard potential refused the last of the tokens accepted
+    cause: torch.Tensor  # int64 [G, N], the potential that leaves no token to end the block with, -1 if none
+
+
+def judge(judgement: Judgement) -> Judged:
+    """Which drafted tokens are taken, and the token after them; sets `judgement.row`."""
     particles, world, drawing = judgement.particles, judgement.world, judgement.drawing
-    draft, steps, proposal = judgement.draft, judgement.steps, judgement.proposal
+    draft, steps = judgement.draft, judgement.steps
     scorer, chains, drafted = world.scorer, judgement.chains, len(judgement.steps)
     shape = particles.length.shape
 
@@ -47,6 +61,7 @@ def judge(judgement: Judgement) -> None:
     numbers = [world.keys.uniform(ACCEPT, particles.round, k, draft.counts.shape[1]) for k in range(drafted)]
     # Block verification is for exponent 1 alone. Elsewhere an exponent may change from round to round.
     exponent = None if judgement.whole else (scorer.exponents * particles.scale).repeat_interleave(shape[1])
+    allowed, cause = _allowed(judgement)
     verdict = verify(
         rows(judgement.logits[0])[:, :, : drafted + 1],
         rows(torch.stack([step.logits for step in steps], 2)),
@@ -54,27 +69,69 @@ def judge(judgement: Judgement) -> None:
         rows(torch.stack(numbers, -1)),
         world.uniform(BONUS, drawing).flatten(),
         temperature=scorer.temperatures[0],
-        draft_temperature=proposal.temperature,
+        draft_temperature=judgement.proposal.temperature,
         exponent=exponent,
         leniency=judgement.leniency,
         counts=rows(draft.counts),
+        allowed=None if allowed is None else rows(allowed),
         block=judgement.whole,
     )
-    active = drawing.alive
-    accepted = torch.where(active, verdict.accepted.view(shape), 0)
-    rejected = active & verdict.rejected.view(shape)
+    alive = particles.alive
+    accepted = torch.where(alive, verdict.accepted.view(shape), 0)
+    drawing.accepted, drawing.judged = accepted, accepted + (alive & verdict.rejected.view(shape))
     if chains > 1:
-        judgement.row = torch.where(active, judgement.first + verdict.chain.view(shape), judgement.first)
+        judgement.row = torch.where(alive, judgement.first + verdict.chain.view(shape), judgement.first)
+    scorer.readers[0].watch(verdict.log_z.view(*shape, -1), alive[..., None])
+    refused = torch.zeros_like(alive)
+    if allowed is not None:
+        whole = alive & (accepted == pick(draft.counts, judgement.row))
+        refused = whole & (accepted > 0) & pick(judgement.barred, judgement.row)
+        cause = torch.where(whole, pick(cause, judgement.row), -1)
+    tokens, log_law = (x.t().contiguous().view(-1, *shape) for x in (verdict.tokens, verdict.log_law))
+    return Judged(verdict, tokens, log_law, accepted, refused, cause)
 
-    none = torch.full_like(accepted, -1)
-    tokens, laws = (x.t().contiguous().view(-1, *shape) for x in (verdict.tokens, verdict.log_law))
-    for k in range(drafted + 1):
-        drawing.append(world, drawing.alive & (k <= accepted), tokens[k], laws[k], none)
 
-    used = torch.arange(drafted + 1, device=accepted.device) < drawing.counts[..., None]
+def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The tokens that the hard potentials allow at every position of every chain, int32 [G, N * M, K + 1, words], None without
+    hard potentials; and which of them leaves none after all that was drafted, int64 [G, N * M] (rows of particles likewise)."""
+    draft, steps = judgement.draft, judgement.steps
+    bits = [step.bits for step in steps if step.bits is not None]
+    if not bits:
+        return None, torch.full_like(judgement.row, -1)
+    last, cause = judgement.world.potentials.bits(draft.alive)
+    assert last is not None
+    allowed = torch.stack([*bits, last], 2)
+    # A chain that could draft no more has the mask that stopped it; the others go on after their last token.
+    after = torch.arange(len(bits) + 1, device=last.device) == draft.counts[..., None]
+    allowed = torch.where((after & draft.alive[..., None])[..., None], last[:, :, None], allowed)
+    return allowed, torch.where(draft.alive, cause, draft.cause)
+
+
+def accept(judgement: Judgement, judged: Judged) -> None:
+    """Takes the accepted tokens."""
+    drawing, none = judgement.drawing, torch.full_like(judged.accepted, -1)
+    for k in range(len(judgement.steps)):
+        active = drawing.alive & (k < judged.accepted)
+        drawing.append(judgement.world, active, judged.tokens[k], judged.log_law[k], none)
+    if judgement.world.potentials.hard:
+        drawing.kill(judged.refused, pick(judgement.draft.cause, judgement.row))
+
+
+def end(judgement: Judgement, judged: Judged) -> None:
+    """Takes the token that ends each block, and the weights of all that were taken."""
+    world, drawing, verdict = judgement.world, judgement.drawing, judged.verdict
+    active, shape = drawing.alive, judged.accepted.shape
+    token, law = (x.gather(0, judged.accepted[None])[0] for x in (judged.tokens, judged.log_law))
+    place = torch.arange(verdict.tokens.shape[1], device=token.device)
+    if world.potentials.hard:
+        reached = place < (judged.accepted + active)[..., None]
+        drawing.log_left[..., : len(place)] = torch.where(reached, verdict.log_left.view(*shape, -1), 0.0)
+    taken = drawing.append(world, active, token, law, judged.cause)
+
+    used = place < drawing.counts[..., None]
     gain, log_z = (torch.where(used, x.view(*shape, -1), 0.0).sum(-1) for x in (verdict.log_gain, verdict.log_z))
-    scorer.readers[0].watch(verdict.log_z.view(*shape, -1), active[..., None])
-    drawing.token_log_p[..., : drafted + 1, 0] = verdict.log_p.view(*shape, -1)
+    drawing.token_log_p[..., : len(place), 0] = verdict.log_p.view(*shape, -1)
     drawing.log_weight = drawing.log_weight + gain
     drawing.log_z = drawing.log_z + log_z
-    drawing.accepted, drawing.judged = accepted, accepted + rejected
+    if world.potentials.hard:
+        drawing.read(world, token, taken)

@@ -112,8 +112,10 @@ class Judgement:
 
     def block(self) -> Block:
         if judged.applies(self.world):
-            judged.judge(self)
+            found = judged.judge(self)
+            judged.accept(self, found)
             self._settle()
+            judged.end(self, found)
             return self.drawing.block()
         self._begin()
         self._accept()
