@@ -247,6 +247,7 @@ def sample(
         import smcgen as sg
 
         note = (lambda *_: None) if quiet else _note
+        warned = stack.enter_context(warnings.catch_warnings(record=True))
         named = model is not None
         lm = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype).at(temperature=temperature)
         target: Factor = lm if alpha == 1 else lm**alpha
@@ -294,6 +295,8 @@ def sample(
             deterministic=deterministic,
             progress=False if quiet else None,
         )
+        for warning in warned:
+            note(str(warning.message))
         if policy_state is not None:
             keep_state(policy_state, posteriors.info)
         if picture is not None:
@@ -371,7 +374,6 @@ def _note(message: str) -> None:
 def main() -> None:
     """Entry point: one line and an exit code for every error that smcgen raises on purpose."""
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries; the error that follows says all
-    warnings.formatwarning = lambda message, *_, **__: f"smcgen: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def speed_notes(info: dict[str, Any]) -> Iterator[str]:
     """What a run says of the choices made for it, and of its speed."""
-    if "auto" in info:
+    if "auto" in info and info["auto"].get("speedup", 1) >= 1:  # a draft that does not pay has been warned of
         yield info["auto"]["why"]
     if "draft_rounds" in info:
         blocks = ", ".join(f"K={k} in {rounds}" for k, rounds in info["block_rounds"].items())

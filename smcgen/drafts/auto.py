@@ -12,6 +12,7 @@ a given speed where it was measured (`benchmarks/frontier.py` has the measuremen
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ BLOCKS = (1, 2, 3, 4, 6, 8, 12)
 WIDTHS = (1, 5, 9)  # tokens per row at which the target is timed
 MOST_GROUPS = 16  # prompts at a time for which forwards are timed
 MOST_ROWS = 64  # beyond, more chains are not considered
-PILOT = 16  # tokens of the pilot's text for each of at most PROMPTS prompts
+PILOT = (16, 64)  # least and most tokens of the pilot's text, else an eighth of the budget, for each of PROMPTS prompts
 PROMPTS = 4
 ROUNDS_TO_LEARN = 60  # expected rounds of an item from which on the policy may try block lengths
 
@@ -224,7 +225,9 @@ def resolve(
     models = [one.load() for one in drafts]
     positive = sum(power for _, power in whole.lms if power > 0)
     law = base.law
-    texts = _pilot(base, drafts[0], list(prompts)[:PROMPTS], chat, min(PILOT, max_tokens), seed)
+    texts = _pilot(
+        base, drafts[0], list(prompts)[:PROMPTS], chat, min(max(PILOT[0], min(PILOT[1], max_tokens // 8)), max_tokens), seed
+    )
     accepted = []
     for one, model in zip(drafts, models, strict=True):
         temperature = draft_temperature or (one.temperature if one.temperature != 1 else law[0] / positive)
@@ -253,7 +256,9 @@ def _pilot(
 
     keys = [(1 << 32) - 1 - i for i in range(len(prompts))]
     options: dict[str, Any] = {"chat": chat, "max_tokens": tokens, "seed": seed or 0, "progress": False}
-    posts = sample(base, list(prompts), draft=draft, mode="exact", keys=keys, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # whether a draft pays is about to be measured
+        posts = sample(base, list(prompts), draft=draft, mode="exact", keys=keys, **options)
     vocabulary = base.load().vocabulary
     read = [vocabulary.encode(prompt if base.prompt is None else base.prompt, chat).ids for prompt in prompts]
     return [(ids, post.sample.token_ids) for ids, post in zip(read, posts, strict=True)]
