@@ -33,7 +33,9 @@ def test_fused_layers_give_the_same_logits(monkeypatch, kind):
     assert exercise(kind) < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("gemma2", "layers are made of"), ("qwen3-moe", "feed-forward"), ("gpt2", "rotary")])
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("gemma2", "layers are made of"), ("qwen3-moe", "feed-forward"), ("gpt2", "rotary")]
+)
 def test_other_layers_stay_and_say_why(kind, reason):
     lm = fused(kind)
     assert reason in lm.fusion

@@ -18,6 +18,46 @@ PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
 
 
 @triton.jit
+def _join(
+    Out,
+    Lse,
+    Sinks,
+    Final,
+    total,
+    heads,
+    PIECES: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """The pieces of BLOCK_R outputs together, by their log-sum-exp. (Joined by whichever piece comes last, a launch less, they
+    took longer: 10.0 against 8.8 us a layer at 8 rows on an H200.)"""
+    i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    inside = i < total
+    p = tl.arange(0, BLOCK_P)
+    lse = tl.load(Lse + p[:, None] * total + i[None, :], mask=(p < PIECES)[:, None] & inside[None, :], other=float("-inf"))
+    top = tl.max(lse, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    if SINKS:
+        sink = tl.load(Sinks + i % heads, mask=inside, other=0.0).to(tl.float32)
+        top = tl.maximum(top, sink)
+    mass = tl.sum(tl.exp(lse - top[None, :]), 0)
+    if SINKS:
+        mass += tl.exp(sink - top)
+    d = tl.arange(0, BLOCK_D)
+    whole = inside[:, None] & (d < DIM)[None, :]
+    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    for piece in tl.static_range(PIECES):  # unrolled, so that all are asked for at once
+        part = tl.load(Lse + piece * total + i, mask=inside, other=float("-inf"))
+        where = (piece * total + i).to(tl.int64)[:, None] * DIM + d[None, :]
+        sums += tl.load(Out + where, mask=whole, other=0.0) * tl.exp(part - top)[:, None]
+    result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
+    tl.store(Final + i.to(tl.int64)[:, None] * DIM + d[None, :], result, mask=whole)
+
+
+@triton.jit
 def _attend(
     Query,
     Keys,
@@ -107,6 +147,8 @@ def _attend(
         page = tl.load(Table + first.to(tl.int64) * columns + at // PAGE, mask=real, other=0).to(tl.int64)
         token = (page * HEADS + head) * PAGE + at % PAGE
         k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
+        # Values are asked for with the keys: where a piece is one block, waiting for memory is all there is.
+        v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
         score = tl.dot(q, k, input_precision="ieee") * scale
         if SOFTCAP:
             score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
@@ -119,7 +161,6 @@ def _attend(
         p = tl.exp(score - base[:, None])
         fade = tl.exp(top - base)
         mass = mass * fade + tl.sum(p, 1)
-        v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
         sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new
     out = ((row * STEPS + step) * HEADS * QUERIES + query).to(tl.int64)
@@ -131,45 +172,6 @@ def _attend(
         out += piece.to(tl.int64) * total
         tl.store(Out + out[:, None] * VALUE_DIM + e[None, :], result, mask=inside)
         tl.store(Lse + out, top + tl.log(mass), mask=live)  # log 0 = -inf: an empty piece
-
-
-@triton.jit
-def _join(
-    Out,
-    Lse,
-    Sinks,
-    Final,
-    total,
-    heads,
-    PIECES: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SINKS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    p = tl.arange(0, BLOCK_P)
-    inside = i < total
-    lse = tl.load(Lse + p[:, None] * total + i[None, :], mask=(p < PIECES)[:, None] & inside[None, :], other=float("-inf"))
-    top = tl.max(lse, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    if SINKS:
-        sink = tl.load(Sinks + i % heads, mask=inside, other=0.0).to(tl.float32)
-        top = tl.maximum(top, sink)
-    weight = tl.exp(lse - top[None, :])
-    mass = tl.sum(weight, 0)
-    if SINKS:
-        mass += tl.exp(sink - top)
-    d = tl.arange(0, BLOCK_D)
-    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for piece in range(PIECES):
-        part = tl.exp(tl.load(Lse + piece * total + i, mask=inside, other=float("-inf")) - top)
-        where = (piece * total + i).to(tl.int64)
-        out = tl.load(Out + where[:, None] * DIM + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
-        sums += out * part[:, None]
-    result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
-    tl.store(Final + i.to(tl.int64)[:, None] * DIM + d[None, :], result, mask=inside[:, None] & (d < DIM)[None, :])
 
 
 @triton.jit

@@ -9,6 +9,7 @@ stay as transformers has them. `smcgen.lm.load` compares the logits before and a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,6 +108,8 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
             return "its heads differ in size"
     for i, layer in enumerate(layers):
         layer.forward = _fused(i, layer, known[i]).forward
+    if hasattr(getattr(base, "norm", None), "variance_epsilon"):
+        base.norm.forward = partial(rms_norm, weight=base.norm.weight, eps=base.norm.variance_epsilon)
     rope = Rope(rotary, layers[0].self_attn.q_proj.weight.device, model.dtype)
     rotary.forward = rope.forward
     return rope
@@ -115,6 +118,7 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
 def unfuse(model: Any) -> None:
     """The layers as transformers has them."""
     del model.base_model.rotary_emb.forward
+    vars(model.base_model.norm).pop("forward", None)
     for layer in model.base_model.layers:
         del layer.forward
 

@@ -63,6 +63,7 @@ class PagedLM:
         self.max_tokens, self.ignored, self.page = max_tokens, ignored or {}, page
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.fusion: Rope | str = "on a CPU nothing is gained"
+        self.nowhere = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
 
     def fuse(self) -> None:
         """Turns the layers into fused ones, if they are of a known kind."""
@@ -171,10 +172,13 @@ class PagedLM:
         table, length, shared = pages.table, pages.length, pages.shared
         if rows is not None:
             table, length, shared = table[rows], length[rows], None
-        step = torch.arange(tokens.shape[1], device=self.device)
-        real = step < counts[:, None]
-        # Padding reads token 0 at position 0.
-        tokens, positions = torch.where(real, tokens, 0), torch.where(real, length[:, None] + step, 0)
+        if isinstance(self.fusion, Rope) and self.device.type == "cuda":
+            # Fused layers find positions themselves, and padding may read any token.
+            tokens, positions = tokens.clamp(0, self.model.get_input_embeddings().num_embeddings - 1), self.nowhere
+        else:  # padding reads token 0 at position 0
+            step = torch.arange(tokens.shape[1], device=self.device)
+            real = step < counts[:, None]
+            tokens, positions = torch.where(real, tokens, 0), torch.where(real, length[:, None] + step, 0)
         columns = places = None
         if self.device.type == "cpu":
             columns = -(-int((length + counts).max()) // pages.page)

@@ -84,7 +84,7 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
         chi_square=chi_square,
         deaths=deaths,
         log_weight=log_weight,
-        log_left=_log_left(block.log_left, before),
+        log_left=_log_left(block.log_left, before) if world.potentials.hard else block.log_left[:, 0],
         ancestors=ancestors,
         tokens=block.tokens,
         counts=block.counts,
