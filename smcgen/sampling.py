@@ -225,13 +225,13 @@ def generate(lm: LM, prompt: Any = None, *, mode: str = "exact", **options: Any)
     Args:
         lm: the model; its law is `lm.at(temperature=, top_k=, top_p=, min_p=)`, temperature 0 being greedy decoding.
         prompt, options: as in `sample`; a draft makes it faster and changes nothing else.
-        mode: "exact" draws from the law of `lm` itself. "smc" is an approximation; how far it can be off is said in a warning
-            (see `Posterior.divergence_bound`).
+        mode: "exact" draws from the law of `lm` itself, and so does "auto", at the speed it finds. "smc" is an approximation;
+            how far it can be off is said in a warning (see `Posterior.divergence_bound`).
     """
     if not isinstance(lm, LM):
         raise UsageError(f"generate draws from a language model alone, not from {lm!r}: use sample for powers and potentials")
     result = sample(lm, prompt, mode=mode, **options)
-    if mode != "exact":
+    if result.settings["mode"] != "exact":
         first = result[0] if isinstance(result, Posteriors) else result
         warnings.warn(f"{first.divergence_note}; mode='exact' is exact", stacklevel=2)
     return [post.text for post in result] if isinstance(result, Posteriors) else result.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -129,8 +130,6 @@ def test_costs():
 
 def test_measured_costs_are_kept():
     base, draft = (sg.LM(tiny(seed=s), tokenizer()) for s in (1, 2))
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it may pay or not
         post = sg.sample(base, [0, 3, 1], draft=draft, mode="auto", max_tokens=12, seed=1)
@@ -151,3 +150,10 @@ def test_a_draft_slower_than_the_model_is_warned_of(monkeypatch):
     monkeypatch.setattr("smcgen.sampling.LONG", 0.0)
     with pytest.warns(UserWarning, match="hardly pays: .* tokens per second"):
         sg.sample(base, [[0, 3, 1]] * 2, draft=draft, mode="exact", block=12, max_tokens=40, seed=1)
+
+
+def test_generate_stays_lossless():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = sg.generate(LM, "ca", draft=SMALL, mode="auto", draft_costs=[0.1], max_tokens=8, seed=1)
+    assert isinstance(text, str)
