@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 from pathlib import Path
@@ -235,7 +236,10 @@ def main() -> None:
             + f"  {found['verdict']}, {found['runs_on']}"
         )
     arguments.output.parent.mkdir(exist_ok=True)
-    where = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+    where: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+    where |= {"torch": torch.__version__, "llguidance": llguidance.get_version().split()[0].split("@")[1]}
+    if hasattr(os, "getloadavg"):
+        where["load_average"] = round(os.getloadavg()[0], 1)  # what else the machine was doing
     arguments.output.write_text(json.dumps({**where, "vocabulary": len(vocabulary), "results": results}, indent=1) + "\n")
 
 

@@ -1,11 +1,16 @@
 """The posterior under constraints, through the public call and against enumeration of all texts."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import smcgen as sg
+from smcgen.errors import PotentialError
+from smcgen.potentials import constraint as constraint_module
+from smcgen.potentials.engine import Engine
 from tests.statistics import FUNCTIONS, evidence_z, many, measure, z_score
 from tests.tables import END, enumerate_target, log_p, tables, text_of
 
@@ -77,3 +82,38 @@ def test_a_shorter_text_ends_although_a_longer_one_is_possible():
     support = list(truth.gamma)
     weights = measure(many(LM * constraint, draft=SMALL, block=2), support)[:, support.index((1, END))]
     assert abs(z_score(weights, truth.gamma[1, END])) < 4.2
+
+
+@pytest.mark.parametrize("stops", [(), ("ca",)])
+def test_masks_filled_ahead_change_nothing(stops, monkeypatch):
+    found, submitted = [], []
+    worker = ThreadPoolExecutor(1)
+    submit = worker.submit
+    monkeypatch.setattr(worker, "submit", lambda *job: submitted.append(job) or submit(*job))
+    monkeypatch.setattr(constraint_module, "_worker", lambda: worker)
+    for worth in (-1.0, math.inf):
+        monkeypatch.setattr(constraint_module, "WORTH", worth)
+        for options in ({"draft": SMALL, "block": 2}, {"draft": SMALL, "leniency": 1.5, "chains": 2}, {}):
+            posts = many(LM * sg.lark(NESTED), groups=60, stop=stops, **options)
+            found.append((posts.log_evidence, posts.arrays()["tokens"], posts.arrays()["log_weight"]))
+    assert len(submitted) > 10
+    for one, other in zip(found[:3], found[3:], strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_an_error_of_the_thread_that_fills_ahead_is_raised(monkeypatch):
+    monkeypatch.setattr(constraint_module, "WORTH", -1.0)
+    monkeypatch.setattr(constraint_module, "_worker", lambda: ThreadPoolExecutor(1))
+    fill, calls = Engine.fill, []
+
+    def fails(*arguments):
+        calls.append(threading.current_thread() is threading.main_thread())
+        if not calls[-1]:
+            raise PotentialError("no more")
+        return fill(*arguments)
+
+    monkeypatch.setattr(Engine, "fill", fails)
+    with pytest.raises(PotentialError, match="no more"):
+        many(LM * sg.lark(NESTED), groups=4)
+    assert False in calls
