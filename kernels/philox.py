@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
 A number is a function of its key alone, so a draw does not depend on which row, batch or device computes it: on a CUDA device
-`uniforms`, `per_slot` and `stratified` are one launch each, and give the same bits.
+`uniforms`, `per_slot`, `per_step` and `stratified` are one launch each, and give the same bits.
 
 A key is two numbers in [0, 2**32), the low and the high word of a seed, or an int64 tensor [2] with them on the device of the
 counters, which a captured CUDA graph reads anew at each replay.
@@ -67,6 +67,17 @@ def per_slot(
 
         return gpu.per_slot(item, run, round, purpose, step, slots, key)
     return _pair(item, run, round, purpose, step, slots, key)[0]
+
+
+def per_step(
+    item: torch.Tensor, run: torch.Tensor, round: torch.Tensor, purpose: int, steps: int, slots: int, key: Key
+) -> torch.Tensor:
+    """float64 [groups, slots, steps]: `per_slot` of the steps 0 ... steps - 1."""
+    if item.is_cuda:
+        from smcgen.kernels.gpu import philox as gpu
+
+        return gpu.per_step(item, run, round, purpose, steps, slots, key)
+    return torch.stack([per_slot(item, run, round, purpose, step, slots, key) for step in range(steps)], -1)
 
 
 def stratified(

@@ -51,3 +51,37 @@ def test_many_tokens(stops, groups):
     assert torch.equal(one.tokens.cpu()[..., :-1], steps.tokens[..., :-1])
     assert torch.equal(one.token_log_q.cpu()[..., :-1], steps.token_log_q[..., :-1])
     assert len(seen) == (5 if stops and groups > 1 else len(seen))
+
+
+@pytest.mark.parametrize("stops", [(), ("abb", "cc")])
+@pytest.mark.parametrize("groups", [1, 40])
+@pytest.mark.parametrize("size", [2, 9])
+def test_several_tokens_at_a_time(stops, groups, size):
+    torch.manual_seed(1)
+    end = torch.tensor([False] * 4 + [True, False])
+    table = stop_table(VOCABULARY, stops)
+    ending = Ending(end, None if table is None else torch.from_numpy(table), 11)
+    shape = (groups, 5)
+    particles = Particles.empty(*shape, 11, 1, torch.device("cpu"))
+    particles.restart(list(range(groups)))
+    particles.reason[torch.rand(shape) < 0.1] = DEAD
+    particles.length += torch.randint(0, 3, shape)
+    steps, one = Drawing(particles, size, 1), Drawing(particles, size, 1)
+    for name, value in vars(one).items():
+        if isinstance(value, torch.Tensor):
+            setattr(one, name, value.to(DEVICE))
+    there = Ending(end.to(DEVICE), None if ending.next_state is None else ending.next_state.to(DEVICE), 11)
+    worlds: list[Any] = [SimpleNamespace(ending=rule) for rule in (ending, there)]
+    offered = torch.randint(0, size + 1, shape)
+    tokens = torch.randint(0, len(VOCABULARY), (*shape, size))
+    log_q = torch.randn(*shape, size, dtype=torch.float64)
+    log_q[torch.rand(log_q.shape) < 0.05] = -torch.inf
+    cause = torch.randint(0, 3, shape)
+    steps.append_all(worlds[0], offered, tokens, log_q, cause)
+    given = [x.to(DEVICE) for x in (tokens, log_q, cause, offered)]
+    one._append_in_one(worlds[1], one.alive, *given)
+    for name in STATE:
+        assert torch.equal(getattr(one, name).cpu(), getattr(steps, name)), name
+    assert torch.equal(one.tokens.cpu()[..., :-1], steps.tokens[..., :-1])
+    assert torch.equal(one.token_log_q.cpu()[..., :-1], steps.token_log_q[..., :-1])
+    assert groups == 1 or ((steps.counts < offered).any() and (steps.counts == offered).any())

@@ -1,5 +1,5 @@
-"""The kernels of draws, random numbers and resampling compile for a device (sm_90), none needed: what the interpreter forgives,
-the compiler may not. In another process, for in this one Triton may be interpreting."""
+"""The kernels of draws, their bookkeeping, random numbers and resampling compile for a device (sm_90), none needed: what the
+interpreter forgives, the compiler may not. In another process, for in this one Triton may be interpreting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import math
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from smcgen.kernels.gpu import categorical, philox, resample
+from smcgen.kernels.gpu import append, categorical, philox, resample
 
 def build(kernel, types, constants, warps):
     names = kernel.arg_names
@@ -43,6 +43,13 @@ for device_key in (False, True):
     build(philox._per_slot, types, {"BLOCK": 16, **fixed}, 1)
     build(philox._stratified, types, {"BLOCK": 32, "OTHERS": 64, **fixed}, 4)
 
+pointers = [name for name in append._append.arg_names if name[0].isupper() and not name.isupper() and name != "BLOCK"]
+types = dict.fromkeys(pointers, "*i64") | {"Active": "*u8", "End": "*u8", "Taken": "*u8", "Next": "*i32", "factor": "i64"}
+types |= dict.fromkeys(("LogQs", "Weight", "LogQ", "NewWeight"), "*fp64")
+numbers = {"ALIVE": 0, "ENDED": 1, "STOPPED": 2, "BUDGET": 3, "DEAD": 4, "BLOCK": 128}
+for steps, stops in ((1, False), (9, False), (9, True)):
+    build(append._append, types, {"STEPS": steps, "STOPS": stops, **numbers}, 4)
+
 types = dict.fromkeys(("Score", "Uniforms", "Ess", "LogMean"), "*fp64") | {"Eligible": "*u8", "Go": "*u8", "Ancestors": "*i64"}
 for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "killing"):
     for n, warps, more in ((1, 1, {"N": 1}), (8, 1, {}), (1024, 8, {})) if scheme == "systematic" else ((8, 1, {}),):
@@ -59,5 +66,7 @@ def test_they_compile(tmp_path):
     done = subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, cwd=os.getcwd())
     assert done.returncode == 0, done.stderr[-3000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in built} == {"_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"}
+    assert {name for name, _ in built} == {
+        *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample")
+    }
     assert all(int(size) > 1000 for _, size in built)

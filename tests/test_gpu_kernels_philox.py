@@ -60,6 +60,16 @@ def test_one_number_a_slot(slots, key):
             assert torch.equal(gpu.per_slot(*moved, purpose, step, slots, given_key).cpu(), want)
 
 
+@pytest.mark.parametrize("slots", [1, 37, 300])
+@pytest.mark.parametrize("key", KEYS)
+def test_one_number_a_slot_and_step(slots, key):
+    fields = groups(3)
+    want = philox.per_step(*fields, 4, 5, slots, key)
+    assert torch.equal(want[..., 3], philox.per_slot(*fields, 4, 3, slots, key))
+    for given_key in both_keys(key):
+        assert torch.equal(gpu.per_step(*(x.to(DEVICE) for x in fields), 4, 5, slots, given_key).cpu(), want)
+
+
 def strata(fields, purpose, step, history, key):
     return gpu.stratified(*(x.to(DEVICE) for x in fields), purpose, step, history.to(DEVICE), key).cpu()
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of one drawn token per particle, in one launch: `smcgen.proposals.base.Drawing.append` has the meaning."""
+"""The bookkeeping of drawn tokens in one launch: `smcgen.proposals.base.Drawing.append` and `append_all` have the meaning."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
 
@@ -25,6 +25,7 @@ def _append(
     Token,
     LogQ,
     Active,
+    Offered,
     Blame,
     End,
     Next,
@@ -41,6 +42,7 @@ def _append(
     vocabulary,
     max_tokens,
     factor,
+    STEPS: tl.constexpr,
     STOPS: tl.constexpr,
     ALIVE: tl.constexpr,
     ENDED: tl.constexpr,
@@ -52,38 +54,44 @@ def _append(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = i < rows
     active = tl.load(Active + i, mask=here, other=0) != 0
-    token = tl.load(Token + i, mask=here, other=0)
-    log_q = tl.load(LogQ + i, mask=here, other=0.0)
     counts = tl.load(Counts + i, mask=here, other=0)
     reason = tl.load(Reason + i, mask=here, other=0)
     state = tl.load(State + i, mask=here, other=0)
     history = tl.load(History + i, mask=here, other=0)
-    taken = active & (log_q != float("-inf"))
-    died = active & (log_q == float("-inf"))
-    place = i.to(tl.int64) * columns + counts
-    tl.store(Tokens + place, token, mask=here & taken)
-    tl.store(LogQs + place, log_q, mask=here & taken)
-    counts += taken.to(tl.int64)
-    length = tl.load(First + i, mask=here, other=0) + counts
-    after = tl.where(length >= max_tokens, BUDGET, ALIVE)
-    if STOPS:
-        line = tl.minimum(state, states - 1).to(tl.int64)
-        moved = tl.load(Next + line * vocabulary + token, mask=here & taken, other=0).to(tl.int64)
-        after = tl.where(moved == states, STOPPED, after)
-        state = tl.where(taken, moved, state)
-    ends = tl.load(End + token, mask=here & taken, other=0) != 0
-    after = tl.where(ends, ENDED, after).to(tl.int64)
-    reason = tl.where(taken, after, tl.where(died, DEAD, reason))
-    history = tl.where(taken, (history + token + 1) * factor, history)
+    first = tl.load(First + i, mask=here, other=0)
+    line = i.to(tl.int64) * columns
+    gone = i < 0  # died here
+    for t in range(STEPS):
+        token = tl.load(Token + i * STEPS + t, mask=here, other=0)
+        log_q = tl.load(LogQ + i * STEPS + t, mask=here, other=0.0)
+        if STEPS > 1:
+            active = (reason == ALIVE) & (t < tl.load(Offered + i, mask=here, other=0))
+        taken = active & (log_q != float("-inf"))
+        died = active & (log_q == float("-inf"))
+        tl.store(Tokens + line + counts, token, mask=here & taken)
+        tl.store(LogQs + line + counts, log_q, mask=here & taken)
+        counts += taken.to(tl.int64)
+        after = tl.where(first + counts >= max_tokens, BUDGET, ALIVE)
+        if STOPS:
+            place = tl.minimum(state, states - 1).to(tl.int64) * vocabulary + token
+            moved = tl.load(Next + place, mask=here & taken, other=0).to(tl.int64)
+            after = tl.where(moved == states, STOPPED, after)
+            state = tl.where(taken, moved, state)
+        ends = tl.load(End + token, mask=here & taken, other=0) != 0
+        after = tl.where(ends, ENDED, after).to(tl.int64)
+        reason = tl.where(taken, after, tl.where(died, DEAD, reason))
+        history = tl.where(taken, (history + token + 1) * factor, history)
+        gone = gone | died
+        if STEPS == 1:
+            tl.store(Taken + i, taken, mask=here)
     cause, blame = tl.load(Cause + i, mask=here, other=0), tl.load(Blame + i, mask=here, other=0)
     weight = tl.load(Weight + i, mask=here, other=0.0)
     tl.store(NewCounts + i, counts, mask=here)
     tl.store(NewReason + i, reason, mask=here)
     tl.store(NewState + i, state, mask=here)
     tl.store(NewHistory + i, history, mask=here)
-    tl.store(NewCause + i, tl.where(died, blame, cause), mask=here)
-    tl.store(NewWeight + i, tl.where(died, float("-inf"), weight), mask=here)
-    tl.store(Taken + i, taken, mask=here)
+    tl.store(NewCause + i, tl.where(gone, blame, cause), mask=here)
+    tl.store(NewWeight + i, tl.where(gone, float("-inf"), weight), mask=here)
 
 
 def append(
@@ -100,6 +108,7 @@ def append(
     max_tokens: int,
     factor: int,
     reasons: tuple[int, int, int, int, int],
+    offered: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Puts `token` and `log_q` [G, N] where they belong in `tokens` and `token_log_q` [G, N, columns].
 
@@ -107,17 +116,20 @@ def append(
         state: counts, reason, stop state, history, cause, log weight [G, N] before.
         first: int64 [G, N], lengths before the block.
         active, blame, log_q: as in `Drawing.append`.
+        offered: int64 [G, N]; then `token` and `log_q` are [G, N, T], of which as many are offered, where ALIVE: until one ends
+            the sample. `active` is not read.
         end, next_state, max_tokens: of `smcgen.smc.ending.Ending`.
         factor: of the hash of histories.
         reasons: the numbers of ALIVE, END, STOP, BUDGET and DEAD.
 
     Returns:
-        The state afterwards, and where a token was taken, bool [G, N].
+        The state afterwards, and where a token was taken, bool [G, N] (not told with `offered`).
     """
     state = tuple(x.contiguous() for x in state)
     new = tuple(torch.empty_like(x) for x in state)
     taken = torch.empty_like(state[0], dtype=torch.bool)
-    given = (x.contiguous() for x in (first, token, log_q, active, blame))
+    steps = 1 if offered is None else token.shape[-1]
+    given = (x.contiguous() for x in (first, token, log_q, active, active if offered is None else offered, blame))
     rows = taken.numel()
     _append[(triton.cdiv(rows, BLOCK),)](
         tokens,
@@ -134,6 +146,7 @@ def append(
         0 if next_state is None else next_state.shape[1],
         max_tokens,
         factor,
+        steps,
         next_state is not None,
         *reasons,
         BLOCK,

@@ -64,11 +64,12 @@ def _uniforms(A, B, C, D, Key, k0, k1, U, W, size, d1, d2, a0, a1, a2, b0, b1, b
 @triton.jit(do_not_specialize=["k0", "k1", "step", "purpose"])
 def _per_slot(Item, Run, Round, Key, k0, k1, step, purpose, Out, item_s, run_s, round_s, N,
               STEP: tl.constexpr, PURPOSE: tl.constexpr, BLOCK: tl.constexpr, DEVICE_KEY: tl.constexpr):  # fmt: skip
-    """One program per (group, block of slots)."""
+    """One program per (group, block of slots, step from `step` on)."""
     group = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    step += tl.program_id(2)
     u, _ = _slots(Key, k0, k1, Item, Run, Round, group, slot, step, purpose, item_s, run_s, round_s, STEP, PURPOSE, DEVICE_KEY)
-    tl.store(Out + group * N + slot, u, mask=slot < N)
+    tl.store(Out + (group * N + slot) * tl.num_programs(2) + tl.program_id(2), u, mask=slot < N)
 
 
 @triton.jit(do_not_specialize=["k0", "k1", "step", "purpose"])
@@ -124,10 +125,24 @@ def per_slot(
     item: torch.Tensor, run: torch.Tensor, round: torch.Tensor, purpose: int, step: int, slots: int, key: Key
 ) -> torch.Tensor:
     """As `kernels.philox.per_slot`."""
-    out = torch.empty(len(item), slots, dtype=torch.float64, device=item.device)
+    return _per_slots(item, run, round, purpose, step, 1, slots, key)[..., 0]
+
+
+def per_step(
+    item: torch.Tensor, run: torch.Tensor, round: torch.Tensor, purpose: int, steps: int, slots: int, key: Key
+) -> torch.Tensor:
+    """As `kernels.philox.per_step`."""
+    return _per_slots(item, run, round, purpose, 0, steps, slots, key)
+
+
+def _per_slots(
+    item: torch.Tensor, run: torch.Tensor, round: torch.Tensor, purpose: int, step: int, steps: int, slots: int, key: Key
+) -> torch.Tensor:
+    """float64 [groups, slots, steps], of the steps from `step` on."""
+    out = torch.empty(len(item), slots, steps, dtype=torch.float64, device=item.device)
     if out.numel() > 0:
         block = min(BLOCK, triton.next_power_of_2(slots))
-        _per_slot[(len(item), triton.cdiv(slots, block))](
+        _per_slot[(len(item), triton.cdiv(slots, block), steps)](
             item, run, round, *_key(key, item), step, purpose, out, item.stride(0), run.stride(0), round.stride(0), slots,
             STEP, PURPOSE, block, isinstance(key, torch.Tensor), num_warps=math.ceil(block / 32),
         )  # fmt: skip

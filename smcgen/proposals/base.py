@@ -118,17 +118,34 @@ class Drawing:
         self.kill(active & ~taken, cause)
         return taken
 
+    def append_all(
+        self, world: World, offered: torch.Tensor, tokens: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+    ) -> None:
+        """`append` to the live particles of `tokens` int64 [G, N, T] with `log_q` float64 [G, N, T], one after the other: the
+        first `offered` int64 [G, N], up to the one that ends the sample."""
+        if tokens.is_cuda:
+            self._append_in_one(world, self.alive, tokens, log_q, cause, offered)
+            return
+        for t in range(tokens.shape[-1]):
+            self.append(world, self.alive & (t < offered), tokens[..., t], log_q[..., t], cause)
+
     def _append_in_one(
-        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+        self,
+        world: World,
+        active: torch.Tensor,
+        token: torch.Tensor,
+        log_q: torch.Tensor,
+        cause: torch.Tensor,
+        offered: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`append` in one launch."""
+        """`append` or `append_all` in one launch."""
         from smcgen.kernels.gpu.append import append
 
         state = (self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight)
         rule = world.ending
         *state, taken = append(
             self.tokens, self.token_log_q, state, self.first, token, log_q, active, cause, rule.end, rule.next_state,
-            rule.max_tokens, HASH, (ALIVE, END, STOP, BUDGET, DEAD),
+            rule.max_tokens, HASH, (ALIVE, END, STOP, BUDGET, DEAD), offered,
         )  # fmt: skip
         self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight = state
         return taken

@@ -37,11 +37,11 @@ def applies(world: World) -> bool:
 
 @dataclass
 class Judged:
-    """What `verify` says of a round's particles: [G, N], and [K + 1, G, N] where a position comes first."""
+    """What `verify` says of a round's particles."""
 
     verdict: Verdict  # its rows are the particles of all groups
-    tokens: torch.Tensor  # int64 [K + 1, G, N]
-    log_law: torch.Tensor  # float64 [K + 1, G, N]
+    tokens: torch.Tensor  # int64 [G, N, K + 1]
+    log_law: torch.Tensor  # float64 [G, N, K + 1]
     accepted: torch.Tensor  # int64 [G, N], 0 for particles that are not alive
     refused: torch.Tensor  # bool [G, N], a hard potential refused the last of the tokens accepted
     cause: torch.Tensor  # int64 [G, N], the potential that leaves no token to end the block with, -1 if none
@@ -58,7 +58,6 @@ def judge(judgement: Judgement) -> Judged:
         """[G, N * M, ...] -> [G * N, M, ...]"""
         return x.unflatten(1, (-1, chains)).flatten(0, 1)
 
-    numbers = [world.keys.uniform(ACCEPT, particles.round, k, draft.counts.shape[1]) for k in range(drafted)]
     # Block verification is for exponent 1 alone. Elsewhere an exponent may change from round to round.
     exponent = None if judgement.whole else (scorer.exponents * particles.scale).repeat_interleave(shape[1])
     allowed, cause = _allowed(judgement)
@@ -66,7 +65,7 @@ def judge(judgement: Judgement) -> Judged:
         rows(judgement.logits[0])[:, :, : drafted + 1],
         rows(torch.stack([step.logits for step in steps], 2)),
         rows(draft.tokens[..., :drafted]),
-        rows(torch.stack(numbers, -1)),
+        rows(world.keys.uniforms(ACCEPT, particles.round, drafted, draft.counts.shape[1])),
         world.uniform(BONUS, drawing).flatten(),
         temperature=scorer.temperatures[0],
         draft_temperature=judgement.proposal.temperature,
@@ -87,7 +86,7 @@ def judge(judgement: Judgement) -> Judged:
         whole = alive & (accepted == pick(draft.counts, judgement.row))
         refused = whole & (accepted > 0) & pick(judgement.barred, judgement.row)
         cause = torch.where(whole, pick(cause, judgement.row), -1)
-    tokens, log_law = (x.t().contiguous().view(-1, *shape) for x in (verdict.tokens, verdict.log_law))
+    tokens, log_law = (x.view(*shape, -1) for x in (verdict.tokens, verdict.log_law))
     return Judged(verdict, tokens, log_law, accepted, refused, cause)
 
 
@@ -108,30 +107,30 @@ def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor]:
 
 
 def accept(judgement: Judgement, judged: Judged) -> None:
-    """Takes the accepted tokens."""
-    drawing, none = judgement.drawing, torch.full_like(judged.accepted, -1)
-    for k in range(len(judgement.steps)):
-        active = drawing.alive & (k < judged.accepted)
-        drawing.append(judgement.world, active, judged.tokens[k], judged.log_law[k], none)
-    if judgement.world.potentials.hard:
+    """Takes the accepted tokens; without hard potentials, which still have to be brought there, the last one too."""
+    world, drawing = judgement.world, judgement.drawing
+    hard = bool(world.potentials.hard)
+    offered = judged.accepted if hard else judged.accepted + 1
+    drawing.append_all(world, offered, judged.tokens, judged.log_law, torch.full_like(offered, -1))
+    if hard:
         drawing.kill(judged.refused, pick(judgement.draft.cause, judgement.row))
 
 
 def end(judgement: Judgement, judged: Judged) -> None:
     """Takes the token that ends each block, and the weights of all that were taken."""
     world, drawing, verdict = judgement.world, judgement.drawing, judged.verdict
-    active, shape = drawing.alive, judged.accepted.shape
-    token, law = (x.gather(0, judged.accepted[None])[0] for x in (judged.tokens, judged.log_law))
-    place = torch.arange(verdict.tokens.shape[1], device=token.device)
+    shape = judged.accepted.shape
+    place = torch.arange(verdict.tokens.shape[1], device=judged.accepted.device)
     if world.potentials.hard:
+        active = drawing.alive
         reached = place < (judged.accepted + active)[..., None]
         drawing.log_left[..., : len(place)] = torch.where(reached, verdict.log_left.view(*shape, -1), 0.0)
-    taken = drawing.append(world, active, token, law, judged.cause)
+        token, law = (x.gather(-1, judged.accepted[..., None])[..., 0] for x in (judged.tokens, judged.log_law))
+        taken = drawing.append(world, active, token, law, judged.cause)
+        drawing.read(world, token, taken)
 
     used = place < drawing.counts[..., None]
     gain, log_z = (torch.where(used, x.view(*shape, -1), 0.0).sum(-1) for x in (verdict.log_gain, verdict.log_z))
     drawing.token_log_p[..., : len(place), 0] = verdict.log_p.view(*shape, -1)
     drawing.log_weight = drawing.log_weight + gain
     drawing.log_z = drawing.log_z + log_z
-    if world.potentials.hard:
-        drawing.read(world, token, taken)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smcgen.kernels.philox import Key, per_slot, stratified
+from smcgen.kernels.philox import Key, per_slot, per_step, stratified
 
 # What a number is for; proposals that need more purposes take the next free number here.
 DRAFT, BONUS, RESAMPLE, SELECT, ACCEPT, CANDIDATE, CHOOSE = range(7)
@@ -34,6 +34,10 @@ class Keys:
     def uniform(self, purpose: int, round: torch.Tensor, step: int, slots: int) -> torch.Tensor:
         """float64 [groups, slots] in (0, 1); `round` int64 [groups] is each group's own count of rounds."""
         return per_slot(self.item, self.run, round, purpose, step, slots, self.words)
+
+    def uniforms(self, purpose: int, round: torch.Tensor, steps: int, slots: int) -> torch.Tensor:
+        """float64 [groups, slots, steps]: `uniform` of the steps 0 ... steps - 1."""
+        return per_step(self.item, self.run, round, purpose, steps, slots, self.words)
 
     def stratified(self, purpose: int, round: torch.Tensor, step: int, history: torch.Tensor) -> torch.Tensor:
         """As `uniform`, one for each particle of `history` int64 [groups, N]; see `smcgen.kernels.philox.stratified`."""
