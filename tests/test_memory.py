@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
 import smcgen as sg
+from benchmarks import memory as benchmark
+from smcgen import run as run_module
 from smcgen.errors import ModelError
 from smcgen.lm import memory as memory_module
 from smcgen.lm import pages as pages_module
@@ -183,3 +186,19 @@ def test_no_memory_at_all(monkeypatch, lm):
     with pytest.raises(ModelError, match=r"0\.00 GB are free"):
         groups_that_fit([Demand(lm.load(), 1, 4, 1)], 3, 8, 8, CPU)
     assert groups_that_fit([Demand(tables()[0], 1, 4, 1)], 3, 8, 8, CPU) == 3  # a table keeps nothing
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_counts_what_is_shared_beyond_the_prompt(monkeypatch, lm, draft):
+    monkeypatch.setattr(run_module, "Memory", benchmark.Recorder)
+    prompt = [0, 3, 1, 4] * 5
+    alone, block = {"alpha": 1.0, "threshold": 0.0}, {"block": 2, "leniency": math.inf}
+    for run in (alone, alone | block):
+        row = benchmark.measure(lm, draft, 4, prompt, 25, 0, run)
+        assert row["pages"] == row["prompt_only_pages"] < row["unshared_pages"]
+        assert row["saved_of_text"]["mean"] == row["saved_of_text"]["end"] == 0
+    row = benchmark.measure(lm, draft, 4, prompt, 25, 0, {"alpha": 2.0, "threshold": 1.0})
+    assert row["resampled"] > 0.5
+    assert row["saved"]["end"] > row["saved_of_text"]["end"] > 0
