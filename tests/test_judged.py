@@ -15,8 +15,8 @@ from smcgen.potentials.base import Potential
 from smcgen.proposals import judged
 from smcgen.proposals.base import World
 from tests.statistics import evidence_z, law_p_value, many
-from tests.tables import END, START, Exact, TableLM, log_p
-from tests.test_evidence import BASE, IDS, LM, PATTERN, SMALL, STOPS, exact, likes_b, stop_samples
+from tests.tables import END, START, Exact, TableLM, log_p, tables
+from tests.test_evidence import BASE, IDS, LM, PATTERN, SMALL, STOPS, exact, likes_b, matches, stop_samples
 from tests.test_exact import draws, truth
 from tests.test_lenient import within
 from tests.test_mutations import worst_z
@@ -58,8 +58,13 @@ def compare(one: sg.Posteriors, two: sg.Posteriors, tolerance: float) -> None:
     for x, y in [(one.log_evidence[:, 0], two.log_evidence[:, 0])] + [(a[n], b[n]) for n in ("log_weight", "token_log_p")]:
         x, y = x[same], y[same]
         assert ((x == -np.inf) == (y == -np.inf)).all()
-        assert np.abs(np.where(np.isfinite(x), x - y, 0)).max() < tolerance
+        finite = np.isfinite(x)
+        assert np.abs(x[finite] - y[finite]).max() < tolerance
     tried = [[(r.judged, r.accepted) for r in post.rounds[0]] for post in one]
+    for p, q in zip(one[:100], two[:100], strict=True):
+        if all(same) and len(p.rounds[0]) == len(q.rounds[0]):
+            for r, other in zip(p.rounds[0], q.rounds[0], strict=True):
+                assert np.allclose(r.log_left, other.log_left, atol=tolerance)
     assert np.mean([t == [(r.judged, r.accepted) for r in p.rounds[0]] for t, p in zip(tried, two, strict=True)]) > 0.98
 
 
@@ -268,23 +273,48 @@ def test_fault_is_seen(monkeypatch, here, fault):
 # --- on a device ----------------------------------------------------------------------------------------------------
 
 RECORDED = {
-    "leniency 2": (2.0, {"leniency": 2.0}),
-    "two chains": (2.0, {"leniency": 1.5, "chains": 2}),
-    "exact": (1.0, {"mode": "exact", "particles": 1}),
-    "exact, two chains": (1.0, {"mode": "exact", "particles": 1, "chains": 2}),
+    "leniency 2": (2.0, None, {"leniency": 2.0}),
+    "two chains": (2.0, None, {"leniency": 1.5, "chains": 2}),
+    "constraint": (2.0, "[a-d]+", {"leniency": 2.0}),
+    "constraint, two chains": (1.0, "[a-d]+", {"leniency": 1.0, "chains": 2}),
+    "exact": (1.0, None, {"mode": "exact", "particles": 1}),
+    "exact, two chains": (1.0, None, {"mode": "exact", "particles": 1, "chains": 2}),
 }
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def on_device(test):
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")(test))
+
+
+@on_device
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_and_the_same_as_on_the_cpu(monkeypatch, name):
     """Transformers that read pages: from a recording on the device, position by position on the CPU."""
     plain_numbers(monkeypatch)
-    alpha, options = RECORDED[name]
+    alpha, pattern, options = RECORDED[name]
     found = []
     for device in ("cpu", "cuda"):
         lm, draft = (sg.LM(tiny(seed=seed).to(device), tokenizer()) for seed in (1, 2))
-        found.append(run(lm**alpha, [[0, 3, 1], [5]] * 250, draft=draft, block=3, max_tokens=12, groups=100, **options))
+        target = lm**alpha if pattern is None else lm**alpha * sg.regex(pattern)
+        found.append(run(target, [[0, 3, 1], [5]] * 250, draft=draft, block=3, max_tokens=12, groups=100, **options))
     assert [posts.info["cuda_graph"] for posts in found] == [False, True]
     compare(*found, 1e-3)
+
+
+@on_device
+@pytest.mark.parametrize(("leniency", "chains"), [(1.0, 1), (2.0, 1), (1.5, 3)])
+@pytest.mark.parametrize("pattern", [None, PATTERN])
+def test_evidence_on_the_device(pattern, leniency, chains):
+    base, draft = tables(device="cuda")
+    target = sg.LM(base) ** 2 if pattern is None else sg.LM(base) ** 2 * sg.regex(pattern)
+    posts = many(target, draft=sg.LM(draft), block=3, leniency=leniency, chains=chains, groups=10_000)
+    assert within(posts, exact(2) if pattern is None else exact(2, accept=matches)) < 4.2
+
+
+@on_device
+@pytest.mark.parametrize(("chains", "verification"), [(1, "block"), (1, "token"), (3, "token")])
+def test_law_on_the_device(chains, verification):
+    base, draft = tables(device="cuda")
+    posts = draws(sg.LM(base), draft=sg.LM(draft), block=3, chains=chains, verification=verification)
+    assert law_p_value(posts, truth()) > 1e-4
+    assert np.abs(posts.log_evidence).max() < 1e-5
