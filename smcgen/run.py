@@ -18,6 +18,7 @@ from smcgen.drafts.hedge import POLICIES
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
+from smcgen.lm.paged import PagedLM
 from smcgen.lm.memory import Demand, Memory, groups_that_fit
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.plan import Plan
@@ -39,6 +40,7 @@ from smcgen.smc.particles import Particles, RoundInfo
 from smcgen.smc.round import Algorithm
 from smcgen.target import LM, Factor
 
+SMALL = 30_000_000  # parameters
 DEFAULT_ROWS = 256  # sequences that are read at a time, all groups together
 
 
@@ -104,7 +106,7 @@ def run(
     )
     algorithm = Algorithm(proposal, plan.resampling, plan.threshold, plan.anneal)
     batch = Batch(plan, world, algorithm, shown, encoded, for_draft, keys, shape)
-    with torch.inference_mode(), _one_thread(plan.deterministic):
+    with torch.inference_mode(), _one_thread(plan.deterministic or _small([*models, *drafts])):
         batch.run(progress)
     record = batch.record(text_of, vocabulary.tokens.__getitem__)
     record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
@@ -118,6 +120,7 @@ def run(
         potential_seconds=world.potentials.seconds,
         memory=batch.memory.summary(),
         cuda_graph=batch.recorded,
+        layers={m.name: _layers(m) for m in [*models, *drafts] if isinstance(m, PagedLM)},
         models=[reader.lm.name for reader in scorer.readers] + [model.name for model in drafts],
         ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
     )
@@ -141,15 +144,27 @@ def _demands(plan: Plan, models: list[LanguageModel], drafts: list[LanguageModel
     return factors + [Demand(draft, 1, plan.rows, 2) for draft in drafts]  # one or two unread tokens
 
 
+def _layers(lm: PagedLM) -> str:
+    """Whether the layers of a model are fused, or why not."""
+    return f"as transformers has them: {lm.fusion}" if isinstance(lm.fusion, str) else "fused"
+
+
 def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
     """Of the K/V cache of each model, the draft last; a model that keeps none has none."""
     shapes = [getattr(model, "shape", None) for model in [*models, *([draft] if draft else [])]]
     return [str(shape.dtype).removeprefix("torch.") for shape in shapes if shape is not None]
 
 
+def _small(models: list[LanguageModel]) -> bool:
+    """Whether products of these models are too small to be shared out among threads."""
+    nets = [m.model for m in models if isinstance(m, PagedLM)]
+    return bool(nets) and all(sum(p.numel() for p in net.parameters()) < SMALL for net in nets)
+
+
 @contextlib.contextmanager
 def _one_thread(needed: bool) -> Iterator[None]:
-    """torch shares a lone row's sums out among threads, several rows by row: with one thread both give the same bits."""
+    """torch shares a lone row's sums out among threads, several rows by row: with one thread both give the same bits. And in
+    small models threads wait for each other longer than they work, ten times longer where the CPU is busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if needed else threads)
     try:
