@@ -122,6 +122,7 @@ SAME = {
     "on the host": (LM**2 * Late(), {"leniency": 2.0, "particles": 2}),
     "on the host, three chains": (LM * Late() * sg.regex("[abc]*"), {"leniency": 1.0, "chains": 3}),
     "stop strings and a function": (LM**2 * likes_b * sg.regex("[abc]{0,3}"), {"leniency": 2.0, "stop": STOPS}),
+    "arms": (LM**2 * sg.regex(PATTERN), {"leniency": 1.5, "policy": "thompson", "block": [1, 3], "groups": 200}),
     "greedy": (LM.at(temperature=0), {"mode": "exact", "particles": 1, "chains": 2}),
 }
 
@@ -139,7 +140,7 @@ def test_the_same_as_position_by_position(monkeypatch, request, name):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at log 0 in the interpreter
-@pytest.mark.parametrize("name", ["alpha 2", "alpha 0.5, three chains", "exact", "truncated"])
+@pytest.mark.parametrize("name", ["alpha 2", "alpha 0.5, three chains", "exact", "regex, three chains"])
 def test_the_same_through_the_kernels(monkeypatch, request, name):
     pytest.importorskip("triton")
     from smcgen.kernels.gpu import verify as gpu

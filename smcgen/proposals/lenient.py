@@ -67,8 +67,9 @@ class LenientProposal(DraftProposal):
         barred = torch.zeros_like(wide.alive)  # a hard potential refused the last token, though its mask let it through
         counts = draft.counts
         for step in self._draft(draft, wide, world, self.limit(wide, world)):
-            barred = barred | ((draft.counts > counts) & (draft.reason == DEAD))
-            counts = draft.counts
+            if world.potentials.hard:
+                barred = barred | ((draft.counts > counts) & (draft.reason == DEAD))
+                counts = draft.counts
             steps.append(step)
         logits = world.scorer.read(wide, draft.tokens[..., : self.drafted], draft.counts)
         return self.settle(self.judgement(self, particles, world, draft, steps, barred, logits))
