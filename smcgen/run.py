@@ -117,6 +117,7 @@ def run(
         record.info["policy_state"] = proposal.policies[0].state()
     record.info.update(
         seconds=time.perf_counter() - began,
+        potentials=[potential.runs_on for potential in potentials],
         potential_seconds=world.potentials.seconds,
         memory=batch.memory.summary(),
         cuda_graph=batch.recorded,
