@@ -43,6 +43,16 @@ def runs_disagree(d: Diagnostics, settings: dict[str, Any]) -> str | None:
     return f"One of {d.runs} runs carries {d.run_share:.0%} of the answer{spread}: more particles in each run."
 
 
+def runs_lost(d: Diagnostics, settings: dict[str, Any]) -> str | None:
+    lost = sum(run[-1] == -math.inf for run in d.log_evidence)
+    if lost in (0, d.runs):
+        return None
+    return (
+        f"{lost} of {d.runs} runs lost every particle. They count, as 0, in the evidence; the answer rests on the others: more "
+        "particles, or a condition that can steer from the beginning (a grammar or a regex, or a prefix check)."
+    )
+
+
 def collapsed(d: Diagnostics, settings: dict[str, Any]) -> str | None:
     if d.particles < 4 or d.root_share < 0.99:
         return None
@@ -116,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     nothing_left,
     garden_path,
     runs_disagree,
+    runs_lost,
     collapsed,
     low_ess,
     heavy_tail,

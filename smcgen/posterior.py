@@ -317,9 +317,11 @@ class Posterior:
         cause = names[int(causes.mode().values)] if len(causes) else "the weights"
         longest = int(f["length"].argmax())
         prefix, last = self._texts[longest], max(map(len, self.rounds)) - 1
+        full = bool((f["length"] >= self.settings["max_tokens"]).any())
+        remedies = "a larger max_tokens, more particles" if full else "more particles, a larger max_tokens"
         return NoSurvivors(
             f"no particle survived: {cause} killed the last one in round {last} (longest text reached: {prefix!r}); "
-            "use more particles, a larger max_tokens, or a weaker constraint",
+            f"use {remedies}, or a weaker constraint",
             round=last,
             cause=cause,
             prefix=prefix,

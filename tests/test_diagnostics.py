@@ -159,9 +159,10 @@ CASES = {
     advice.nothing_left: ({"run_share": 0.0}, "max_tokens"),
     advice.garden_path: ({"hidden_nats": 12.0}, "12 nats too low"),
     advice.runs_disagree: (
-        {"runs": 4, "run_share": 0.97, "log_evidence": [[-9.0], [-9.0], [-math.inf], [-2.0]]},
+        {"runs": 4, "run_share": 0.97, "log_evidence": [[-9.0], [-9.0], [-8.0], [-2.0]]},
         "more particles in each run",
     ),
+    advice.runs_lost: ({"runs": 2, "log_evidence": [[-9.0], [-math.inf]]}, "1 of 2 runs lost every particle"),
     advice.collapsed: ({"root_share": 1.0, "resampled": [[True] * 8 + [False] * 2]}, "8 of 10 rounds resampled"),
     advice.low_ess: ({"ess": [[1.5, 60.0, 2.0, 3.0]]}, "In 3 of 4 rounds"),
     advice.heavy_tail: ({"pareto_k": [0.1, None, 0.95]}, "Pareto k up to 0.95"),
