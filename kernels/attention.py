@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from smcgen.kernels.device import on_triton
+
 
 def paged_attention(
     query: torch.Tensor,
@@ -41,7 +43,7 @@ def paged_attention(
     Returns:
         [rows, T, heads, dim of values] in the dtype of `query`; computed in float32.
     """
-    if query.is_cuda:
+    if on_triton(query):
         from smcgen.kernels.gpu import attention as gpu
 
         return gpu.attend(query, keys, values, table, length, scale, shared=shared, window=window, softcap=softcap, sinks=sinks)
@@ -99,7 +101,7 @@ def write(
         norms: weights [dim] for queries and for keys and epsilon: each head is RMS-normalised before its rotation.
         places: what `new_places` gives, if it is at hand (a GPU needs it not).
     """
-    if key.is_cuda:
+    if on_triton(key):
         from smcgen.kernels.gpu import attention as gpu
 
         return gpu.write(query, key, value, keys, values, table, length, counts, rope, norms)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from smcgen.kernels.device import on_triton
+
 
 class Drawn(NamedTuple):
     """One token per row of the law q proportional to p**exponent on the allowed tokens, with p = softmax(logits / temperature)
@@ -38,7 +40,7 @@ def log_softmax(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """log softmax(logits / temperature) at given tokens: logits [..., V], tokens int64 [...] -> float64 [...]."""
-    if logits.is_cuda:
+    if on_triton(logits):
         from smcgen.kernels.gpu import categorical as gpu
 
         return gpu.score(logits, tokens, temperature)
@@ -100,7 +102,7 @@ def power_draw(
     On CUDA masses are formed in float32 by chunks of the vocabulary, so that a uniform within 1e-6 of the edge between two
     tokens may fall on the other side.
     """
-    if logits.is_cuda:
+    if on_triton(logits):
         from smcgen.kernels.gpu import categorical as gpu
 
         return Drawn(*gpu.power_draw(logits, uniform, temperature, exponent, allowed))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from smcgen.kernels.device import on_triton
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean x**2 + eps) * weight over the last axis (Zhang & Sennrich, "Root mean square layer normalization", 2019).
 
     x [..., dim], weight [dim]; computed in float32, returned in the dtype of x."""
-    if x.is_cuda:
+    if on_triton(x):
         from smcgen.kernels.gpu import layers as gpu
 
         return gpu.rms_norm(x, weight, eps)
@@ -19,7 +21,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """silu(x A^T) * (x B^T) for the halves A, B of `weight` [2 * dim, inputs]: [rows, inputs] -> [rows, dim]."""
-    if x.is_cuda:
+    if on_triton(x):
         from smcgen.kernels.gpu import layers as gpu
 
         return gpu.gated_linear(x, weight)

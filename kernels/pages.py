@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+from smcgen.kernels.device import on_triton
+
 MOST_ROWS = 1024  # that one program of a kernel holds
 
 
@@ -54,7 +56,7 @@ def grow(
         source, target: int64 [rows], the page to copy and where to (0 and 0 for rows that need no copy).
         short: bool [], True if a row ran out of columns or the pool out of pages; then the table is not to be used.
     """
-    if table.is_cuda and len(table) <= MOST_ROWS:
+    if on_triton(table) and len(table) <= MOST_ROWS:
         from smcgen.kernels.gpu import pages as gpu
 
         return gpu.grow(table, length, counts, page, pages, short)
@@ -98,7 +100,7 @@ def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancest
     Args:
         tables: int64 [rows, columns].  lengths: int64 [rows].  ancestors: int64 [rows], any map of rows to rows.
     """
-    if tables[0].is_cuda and len(tables) <= 2 and all(len(table) <= MOST_ROWS for table in tables):
+    if on_triton(tables[0]) and len(tables) <= 2 and all(len(table) <= MOST_ROWS for table in tables):
         from smcgen.kernels.gpu import pages as gpu
 
         return gpu.fork(tables, lengths, ancestors)
@@ -119,7 +121,7 @@ def copy_pools(pools: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], t
         pools: [layers, pages, heads, page, dim], contiguous; all numbers may differ from pool to pool.
         sources, targets: int64 [rows], as `grow` returns them. No target may be another row's source.
     """
-    if pools[0].is_cuda:
+    if on_triton(pools[0]):
         from smcgen.kernels.gpu import pages as gpu
 
         return gpu.copy_pools(pools, sources, targets)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from smcgen.kernels.device import on_triton
+
 MASK = 0xFFFFFFFF
 PURPOSE, STEP = 24, 16  # bits below the purpose in a counter's last word, and below the step in its third
 
@@ -39,7 +41,7 @@ def philox(counter: tuple[torch.Tensor, ...], key: Key) -> tuple[torch.Tensor, .
 
 def uniforms(counter: tuple[torch.Tensor, ...], key: Key) -> tuple[torch.Tensor, torch.Tensor]:
     """Two independent float64 in the open interval (0, 1) per counter: 53 bits offset by half a step, never 0 and never 1."""
-    if any(word.is_cuda for word in counter):
+    if any(on_triton(word) for word in counter):
         from smcgen.kernels.gpu import philox as gpu
 
         return gpu.uniforms(counter, key)
@@ -62,7 +64,7 @@ def per_slot(
         purpose, step, slots: purpose below 256, step and slots below 2**16; numbers, fixed in a captured graph.
         key: see this file's head.
     """
-    if item.is_cuda:
+    if on_triton(item):
         from smcgen.kernels.gpu import philox as gpu
 
         return gpu.per_slot(item, run, round, purpose, step, slots, key)
@@ -73,7 +75,7 @@ def per_step(
     item: torch.Tensor, run: torch.Tensor, round: torch.Tensor, purpose: int, steps: int, slots: int, key: Key
 ) -> torch.Tensor:
     """float64 [groups, slots, steps]: `per_slot` of the steps 0 ... steps - 1."""
-    if item.is_cuda:
+    if on_triton(item):
         from smcgen.kernels.gpu import philox as gpu
 
         return gpu.per_step(item, run, round, purpose, steps, slots, key)
@@ -86,7 +88,7 @@ def stratified(
     """As `per_slot`, one number for each particle of `history` int64 [groups, N], but particles with equal histories draw from
     equal strata of (0, 1), dealt out at random: each number is uniform by itself, which is all that an unbiased evidence asks
     for, and m copies of a particle draw each token within one of m times its probability."""
-    if item.is_cuda:
+    if on_triton(item):
         from smcgen.kernels.gpu import philox as gpu
 
         return gpu.stratified(item, run, round, purpose, step, history, key)

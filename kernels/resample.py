@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from smcgen.kernels.device import on_triton
 from smcgen.smc.resampling import SCHEMES, ancestors_in_place
 from smcgen.smc.weights import effective_sample_size, log_mean_exp, normalize
 
@@ -33,7 +34,7 @@ def resample(score: torch.Tensor, uniforms: torch.Tensor, scheme: str, threshold
     point of a scheme or the ESS lies within rounding (1e-15) of an edge, the outcome may be the neighbour's.
     """
     n = score.shape[-1]
-    if score.is_cuda and n <= 1024:
+    if on_triton(score) and n <= 1024:
         from smcgen.kernels.gpu import resample as gpu
 
         return Resampled(*gpu.resample(score, uniforms, scheme, threshold, eligible))

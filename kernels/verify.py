@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from smcgen.kernels.categorical import draw, log_softmax, scaled, unpack
+from smcgen.kernels.device import on_triton
 
 CHUNK = 1 << 15  # columns of the vocabulary that one pass holds in float64
 TINY = 1e-300
@@ -195,7 +196,7 @@ def verify(
         )
     if block and (leniency != 1 or target.shape[1] != 1 or exponent is not None or allowed is not None):
         raise ValueError("block verification is for one chain at leniency 1, without exponent and mask")
-    if target.is_cuda:
+    if on_triton(target):
         from smcgen.kernels.gpu import verify as gpu
 
         heat = (temperature, draft_temperature)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from smcgen.kernels.device import on_triton
 from smcgen.potentials.base import ALIVE, BUDGET, DEAD, END, STOP
 from smcgen.smc.chains import widen
 from smcgen.smc.ending import Ending
@@ -103,7 +104,7 @@ class Drawing:
         self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
     ) -> torch.Tensor:
         """`commit` without the hard potentials: bool [G, N], where a token was appended."""
-        if token.is_cuda:
+        if on_triton(token):
             return self._append_in_one(world, active, token, log_q, cause)
         taken = active & (log_q != -torch.inf)
         column = torch.where(taken, self.counts, self.size)[..., None]
@@ -123,7 +124,7 @@ class Drawing:
     ) -> None:
         """`append` to the live particles of `tokens` int64 [G, N, T] with `log_q` float64 [G, N, T], one after the other: the
         first `offered` int64 [G, N], up to the one that ends the sample."""
-        if tokens.is_cuda:
+        if on_triton(tokens):
             self._append_in_one(world, self.alive, tokens, log_q, cause, offered)
             return
         for t in range(tokens.shape[-1]):

@@ -13,6 +13,7 @@ from dataclasses import fields
 
 import torch
 
+from smcgen.kernels.device import on_triton
 from smcgen.lm.batch import Reader
 from smcgen.lm.paged import PagedContext
 from smcgen.proposals.base import Proposal, World
@@ -29,7 +30,7 @@ def recordable(world: World, proposal: Proposal) -> bool:
     if isinstance(proposal, DraftProposal):
         readers.append(proposal.reader)
     return (
-        world.keys.item.is_cuda
+        on_triton(world.keys.item)
         and type(proposal) in (TargetProposal, DraftProposal, LenientProposal)
         and world.potentials.on_device
         and all(type(r) is Reader and isinstance(r.context, PagedContext) and not r.context.isolate for r in readers)
