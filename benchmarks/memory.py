@@ -1,7 +1,7 @@
 """Pages of K/V cache that real runs with resampling use: against unshared caches, and against sharing the prompt only.
 
     python -m benchmarks.memory                             the pair that ships inside, positions stretched
-    python -m benchmarks.memory MODEL.gguf --particles 16   any other model, with a copy in 4 bits as its draft
+    python -m benchmarks.memory MODEL.gguf --particles 16   any other model, with a copy of itself in 8 bits as its draft
 
 One prompt of 256 tokens, from the model itself, and 1,024 tokens after it; end tokens are barred so that no text is shorter.
 Pages are counted at the end of each round, the draft's with the model's:
@@ -148,7 +148,7 @@ def main() -> None:
         lm, draft = stretched("tiny"), stretched("tiny-draft")
     else:
         lm = sg.LM(args.model, dtype=args.dtype)
-        draft = lm.quantized(4)
+        draft = lm.quantized(8)
     name = "tiny" if args.model is None else Path(args.model).name
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
     rows = result.setdefault("rows", [])
