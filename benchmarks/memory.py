@@ -34,7 +34,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import smcgen as sg
-import smcgen.run
+import smcgen.batch
 from smcgen.lm.memory import Memory
 
 OUT = Path(__file__).parent / "results/memory.json"
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=OUT)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    smcgen.run.Memory = Recorder
+    smcgen.batch.Memory = Recorder
     if args.model is None:
         lm, draft = stretched("tiny"), stretched("tiny-draft")
     else:
