@@ -121,12 +121,14 @@ def average(rows: list[dict]) -> dict[str, Any]:
 
 
 def table(rows: list[dict]) -> Iterator[str]:
-    yield f"{'model':10.10} {'run':14} {'text':>5} {'N':>3} {'resampled':>9} {'pages':>7} {'prompt only':>11} {'unshared':>8}  saved mean, end  of text"
+    names = f"{'model':10} {'run':14} {'text':>5} {'N':>3} {'resampled':>9} {'pages':>7}"
+    yield f"{names} {'prompt only':>11} {'unshared':>8}  saved mean, end  of text"
     for row in rows:
-        saved, text, only = row["saved"], row["saved_of_text"], row["prompt_only_pages"]
+        saved, text = row["saved"], row["saved_of_text"]
+        what = f"{row['model']:10.10} {row['run']:14} {row['text']:5} {row['particles']:3} {row['resampled']:9.2f}"
         yield (
-            f"{row['model']:10.10} {row['run']:14} {row['text']:5} {row['particles']:3} {row['resampled']:9.2f} {row['pages']:7.0f} {only:11.0f} "
-            f"{row['unshared_pages']:8.0f}  {saved['mean']:9.1%} {saved['end']:6.1%}  {text['mean']:9.1%} {text['end']:6.1%}"
+            f"{what} {row['pages']:7.0f} {row['prompt_only_pages']:11.0f} {row['unshared_pages']:8.0f}  "
+            f"{saved['mean']:9.1%} {saved['end']:6.1%}  {text['mean']:9.1%} {text['end']:6.1%}"
         )
 
 
