@@ -22,8 +22,8 @@ from smcgen.smc.keys import ACCEPT, BONUS
 if TYPE_CHECKING:
     from smcgen.proposals.lenient import Judgement
 
-# Where it is worth while; the torch reference of `verify` serves on any. Laws and weights were seen to be right with the kernels
-# interpreted, and they compile for a GPU, but none has run them yet: until one has, it is for those who ask.
+# Where it is worth while; the torch reference of `verify` serves on any. Laws and weights were seen to be right with the
+# kernels interpreted, and they compile for a GPU, but none has run them yet: until one has, it is for those who ask.
 DEVICES: tuple[str, ...] = ("cuda",) if os.environ.get("SMCGEN_JUDGED") == "1" else ()
 
 
