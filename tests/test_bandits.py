@@ -73,13 +73,31 @@ def test_state_of_another_policy_is_refused():
         Policy(2, arm=2)
 
 
+@pytest.mark.parametrize("damage", [{"pulls": "x"}, {"pulls": [[1.0]]}, {"pulls": [[np.nan, 1.0, 1.0]]}, {"pulls": None}])
+def test_damaged_state_is_refused(damage):
+    state = UCB1(3).state()
+    state["arrays"] |= damage
+    policy = UCB1(3)
+    with pytest.raises(sg.UsageError, match="damaged"):
+        policy.load(state)
+    assert policy.pulls.shape == (1, 3)
+    del state["arrays"]["pulls"]
+    with pytest.raises(sg.UsageError, match="damaged"):
+        policy.load(state)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_arm_is_tried_and_runs_are_independent(name):
     policy = POLICIES[name](3, 5)
     for t in range(300):
         arm = policy.choose(np.full((5, 3), (t % 97 + 0.5) / 97))
         assert arm.shape == (5,)
+        if name == "hedge":  # it learns what every arm would have earned
+            policy.learn_all(np.eye(3)[np.where(np.arange(5) == 0, 2, 1)])
+            continue
         policy.learn(arm, np.where(np.arange(5) == 0, arm == 2, arm == 1).astype(float))
-    if name != "fixed":
+    if name == "hedge":
+        assert policy.choose(np.zeros((5, 3))).tolist() == [2, 1, 1, 1, 1]
+    elif name != "fixed":
         assert policy.pulls[0].argmax() == 2
         assert (policy.pulls[1:].argmax(-1) == 1).all()

@@ -63,8 +63,16 @@ class Policy:
                 f"this state is of policy {state.get('policy')!r} with {state.get('arms')} arms and {state.get('runs')} runs, "
                 f"not of {self.name!r} with {self.arms} and {self.runs}"
             )
-        for name, values in state["arrays"].items():
-            setattr(self, name, np.array(values, dtype=getattr(self, name).dtype))
+        own = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        try:
+            found = {name: np.array(state["arrays"][name], dtype=value.dtype) for name, value in own.items()}
+            whole = all(np.isfinite(found[name]).all() and found[name].shape == value.shape for name, value in own.items())
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise UsageError(f"this state of policy {self.name!r} is damaged: its arrays are not those of a policy; start anew")
+        for name, value in found.items():
+            setattr(self, name, value)
 
     @property
     def mean(self) -> np.ndarray:
