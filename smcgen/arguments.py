@@ -103,11 +103,21 @@ def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None)
     return LM(name, device=device, dtype=dtype)
 
 
+def check_state(path: Path, drafts: list[str] | None, blocks: list[int] | None, mode: str | None) -> None:
+    """Raises UsageError, before anything is run, if no policy could be kept in a file."""
+    if mode == "auto":
+        raise UsageError("--policy-state has no place in --mode auto, which chooses the arms anew: leave it out")
+    if len(drafts or ()) < 2 and len(blocks or ()) < 2:
+        raise UsageError("--policy-state has no effect without several drafts or block lengths: leave it out")
+    if not path.exists():
+        with writer(path, "--policy-state"):
+            pass
+        path.unlink()
+
+
 def keep_state(path: Path, info: dict[str, Any]) -> None:
     """Writes what the policy of a run has learned."""
-    if "policy_state" not in info:
-        raise UsageError("--policy-state has no effect without several drafts or block lengths: leave it out")
-    with writer(path) as stream:
+    with writer(path, "--policy-state") as stream:
         json.dump(info["policy_state"], stream)
 
 
@@ -184,7 +194,7 @@ def python_potential(name: str) -> Factor:
 
 
 @contextmanager
-def writer(path: Path | None) -> Iterator[IO[str]]:
+def writer(path: Path | None, option: str = "-o") -> Iterator[IO[str]]:
     """stdout, or a file that appears only once it is whole; that it can be written is known before anything is run."""
     if path is None:
         yield sys.stdout
@@ -195,7 +205,7 @@ def writer(path: Path | None) -> Iterator[IO[str]]:
             raise IsADirectoryError(f"{path} is a folder")
         stream = partial.open("w", encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"-o {path}: cannot be written ({error})") from None
+        raise UsageError(f"{option} {path}: cannot be written ({error})") from None
     try:
         with stream:
             yield stream

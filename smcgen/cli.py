@@ -15,6 +15,7 @@ import typer
 
 from smcgen import __version__
 from smcgen.arguments import (
+    check_state,
     conditions,
     continued_or_asked,
     existing,
@@ -235,6 +236,8 @@ def sample(
     """
     if samples < 1:
         raise UsageError(f"--samples {samples}: give at least 1")
+    if policy_state is not None:
+        check_state(policy_state, draft, block, mode)
     prompts = read_prompts(prompt, prompt_file)
     if picture is not None:
         from smcgen.plots import check_plot

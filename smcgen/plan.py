@@ -297,8 +297,14 @@ def _rivals(
 def _check_policy(policy: str, costs: Sequence[float] | None, drafts: Any) -> None:
     if policy not in POLICIES:
         raise UsageError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
+    check_costs(costs, drafts)
+
+
+def check_costs(costs: Any, drafts: Any) -> None:
+    """Raises UsageError unless `costs` is None or has a number for each of `drafts` (one, or a list)."""
     count = len(drafts) if isinstance(drafts, Sequence) and not isinstance(drafts, str) else 1
-    if costs is not None and (len(costs) != count or not all(_is_number(c) and 0 <= c < math.inf for c in costs)):
+    numbers: Sequence[Any] = [] if isinstance(costs, str) or not isinstance(costs, Sequence) else costs
+    if costs is not None and (len(numbers) != count or not all(_is_number(c) and 0 <= c < math.inf for c in numbers)):
         raise UsageError(f"draft_costs={costs!r}: give a number for each draft, the cost of a token in forwards of the target")
 
 

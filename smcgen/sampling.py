@@ -12,7 +12,7 @@ from typing import Any, overload
 from smcgen.drafts.costs import time_forward
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
-from smcgen.plan import Plan, make_plan
+from smcgen.plan import Plan, check_costs, make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
 from smcgen.record import Record
@@ -122,8 +122,22 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             check_prompt(one)
     choice, arm_costs = None, None
     if mode == "auto":
-        from smcgen.drafts.auto import resolve
+        from smcgen.drafts.auto import candidates_of, lossless, resolve
 
+        # What is wrong with the call is said before anything is measured, whatever the choice would be.
+        if policy_state is not None:
+            raise UsageError("policy_state has no place in mode='auto', which chooses the arms anew: leave it out")
+        exact = isinstance(target, Factor) and lossless(target, particles, leniency, on_budget)
+        for one in [one for _, one in candidates_of(draft, exact, leniency)] or [None]:
+            make_plan(
+                target, one, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
+                draft_temperature, deterministic, leniency, 1 if chains is None else chains, "exact" if exact else "smc",
+                candidates, policy, None, verification, reward,
+            )  # fmt: skip
+        check_costs(draft_costs, draft)
+        _check_groups(groups)
+        if verification == "block":
+            chains = 1
         choice = resolve(
             target, draft, prompts, chat=chat, particles=particles, chains=chains, block=block, leniency=leniency,
             draft_temperature=draft_temperature, draft_costs=draft_costs, on_budget=on_budget, max_tokens=max_tokens,
@@ -134,7 +148,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         block, leniency = choice.options.get("block", block), choice.options.get("leniency", leniency)
         draft_costs, arm_costs = None, choice.options.get("arm_costs")
         if draft is None:
-            block = chains = draft_temperature = None
+            block = chains = draft_temperature = verification = None
     chains = 1 if chains is None else chains
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
@@ -148,8 +162,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(_is_whole(k) and 0 <= k < 1 << 32 for k in keys)
     if not whole:
         raise UsageError(f"keys: give one integer in [0, 2**32) per prompt ({len(prompts)} prompts)")
-    if groups is not None and (not _is_whole(groups) or groups < 1):
-        raise UsageError(f"groups={groups!r}: give an integer of at least 1")
+    _check_groups(groups)
     if progress not in (None, True, False) or chat not in (None, True, False):
         raise UsageError(f"progress={progress!r}, chat={chat!r}: give True, False or None")
     record = run(plan, prompts, chat, list(keys), groups, progress)
@@ -246,6 +259,12 @@ def _is_many(prompt: Any) -> bool:
     if not prompt:
         raise UsageError("no prompts: give at least one")
     return isinstance(prompt[0], str | Sequence) or prompt[0] is None
+
+
+def _check_groups(groups: Any) -> None:
+    """Raises UsageError unless `groups` is a number of groups, or None."""
+    if groups is not None and (not _is_whole(groups) or groups < 1):
+        raise UsageError(f"groups={groups!r}: give an integer of at least 1")
 
 
 def _is_whole(value: Any) -> bool:

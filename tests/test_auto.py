@@ -157,3 +157,50 @@ def test_generate_stays_lossless():
         warnings.simplefilter("error")
         text = sg.generate(LM, "ca", draft=SMALL, mode="auto", draft_costs=[0.1], max_tokens=8, seed=1)
     assert isinstance(text, str)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_costs": [0.1, 0.2]}, "draft_costs"),
+        ({"draft_costs": [-1.0]}, "draft_costs"),
+        ({"draft_costs": "x"}, "draft_costs"),
+        ({"block": "x"}, "block"),
+        ({"block": []}, "block"),
+        ({"chains": 0}, "chains"),
+        ({"particles": 0}, "particles"),
+        ({"max_tokens": "x"}, "max_tokens"),
+        ({"runs": 0}, "runs"),
+        ({"groups": 0}, "groups"),
+        ({"draft": 5}, "draft 5"),
+        ({"draft": [5]}, "draft 5"),
+        ({"draft_temperature": -1.0}, "draft_temperature"),
+        ({"policy": "none of these"}, "policy"),
+        ({"policy_state": {"arrays": {}}}, "policy_state"),
+        ({"target": "tiny"}, "target 'tiny'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(options, message, monkeypatch):
+    monkeypatch.setattr("smcgen.drafts.auto._pilot", None)
+    with pytest.raises(sg.UsageError, match=message):
+        auto(**{"count": 2, **options})
+
+
+def test_a_look_up_is_no_draft_for_weights():
+    posts = auto(LM**2, draft=["ngram", SMALL], draft_costs=[0.0, 0.1], count=2)
+    assert posts.settings["draft"] == "draft"
+    with pytest.raises(sg.UsageError, match="ngram"):
+        auto(LM**2, draft="ngram", draft_costs=[0.0], count=2)
+
+
+def test_block_verification_keeps_one_chain():
+    posts = auto(verification="block", count=2)
+    assert posts.settings["chains"] == 1
+    assert posts.settings["verification"] == "block"
+    with pytest.warns(UserWarning, match="no draft pays"):
+        auto(verification="block", draft_costs=[3.0], count=2)
+
+
+def test_the_reason_for_weights_is_the_true_one():
+    assert "several models" in auto(LM.given("a") * LM.given("b"), count=2).info["auto"]["why"]
+    assert "what was given" in auto(particles=3, count=2).info["auto"]["why"]

@@ -160,6 +160,20 @@ def test_lossless_decoding(run, model):
     assert "mode='smc'" in refused.stderr
 
 
+def test_a_policy_that_cannot_be_kept_is_refused_before_the_run(run, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("smcgen.sample", None)
+    options = ("sample", "ab", "-m", model, "-d", "int4", "--max-tokens", "8", "--policy-state")
+    for more, message in (
+        ((str(tmp_path / "state.json"),), "--policy-state has no effect"),
+        ((str(tmp_path / "state.json"), "-k", "1", "-k", "2", "--mode", "auto"), "--policy-state has no place"),
+        ((str(tmp_path / "no" / "state.json"), "-k", "1", "-k", "2"), "--policy-state .* cannot be written"),
+    ):
+        refused = run(*options, *more)
+        assert refused.returncode == 2
+        assert re.search(message, refused.stderr), refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_several_drafts(run, model, tmp_path):
     state = tmp_path / "state.json"
     options = ("sample", "ab", "-m", model, "-d", "int4", "-d", "ngram", "-k", "1", "-k", "3", "--mode", "exact", "--seed", "1")

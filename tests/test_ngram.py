@@ -105,3 +105,8 @@ def test_refusals():
         NGram(0)
     with pytest.raises(sg.UsageError, match="share"):
         NGram(share=1.0)
+    with pytest.raises(sg.UsageError, match="share"):
+        NGram(share="half")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(sg.UsageError, match="model=5"):
+        NGram(model=5)
+    assert NGram(model="tiny-draft").name == "ngram+tiny-draft"

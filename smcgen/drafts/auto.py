@@ -172,9 +172,9 @@ def choose_exact(
 
 def choose_weighted(
     accepted: Sequence[Acceptance], names: Sequence[str], alpha: float, hard: bool, costs: Costs | None,
-    groups: int, particles: int | None, block: Any, leniency: float | None,
+    groups: int, particles: int | None, block: Any, leniency: float | None, reason: str,
 ) -> Choice:  # fmt: skip
-    """Particles for powers and potentials."""
+    """Particles for powers and potentials; `reason` says why there must be weights."""
     best = max(range(len(names)), key=lambda d: accepted[d].of[1])
     rate = accepted[best].of[1]
     n, why_n = particles or 8, "given" if particles else "the default"
@@ -185,11 +185,45 @@ def choose_weighted(
     s = leniency if leniency is not None else 2.0 if alpha != 1 or not hard else 1.5
     k = block if block is not None else 4 if (hard and alpha == 1) or rate >= 0.9 else 2
     why = (
-        f"the target has {'a power' if alpha != 1 else 'conditions'}, which needs weights: N={n} ({why_n}), leniency {s:g}, "
+        f"{reason} weights: N={n} ({why_n}), leniency {s:g}, "
         f"K={k} because {names[best]} is accepted at {rate:.2f} ({accepted[best].positions} positions, conditions aside)"
     )
     options = {"mode": "smc", "draft_index": best, "particles": n, "block": k, "leniency": s}
     return Choice(options, why, {"acceptance": {name: a.of for name, a in zip(names, accepted, strict=True)}})
+
+
+def lossless(target: Factor, particles: int | None, leniency: float | None, on_budget: str) -> bool:
+    """Whether the target is one language model as it is, and nothing that was given asks for weights."""
+    whole = Target.product(*target.factors())
+    plain = not whole.potentials and len(whole.lms) == 1 and whole.lms[0][1] == 1 and on_budget == "truncate"
+    return plain and particles in (None, 1) and leniency in (None, 1)
+
+
+def candidates_of(draft: Any, exact: bool, leniency: float | None) -> list[tuple[int, Any]]:
+    """The drafts named, with their places; above leniency 1 without those that leave out tokens, if others are left."""
+    listed = draft if isinstance(draft, list | tuple) else [] if draft is None else [draft]
+    named = list(enumerate(listed))
+    if exact or leniency == 1:
+        return named
+    return [(i, one) for i, one in named if not _leaves_out(one)] or named
+
+
+def _reason(target: Target) -> str:
+    """What needs weights, with the verb."""
+    if len(target.lms) > 1:
+        return "the target has several models or prompts, which need"
+    if target.lms[0][1] != 1:
+        return "the target has a power, which needs"
+    if target.potentials:
+        return "the target has conditions, which need"
+    return "what was given (particles, leniency, on_budget) asks for"
+
+
+def _leaves_out(draft: Any) -> bool:
+    """Whether a draft gives tokens that the target has no probability, which weights cannot make up for."""
+    if isinstance(draft, LM):
+        return draft.truncation != WHOLE
+    return draft == "ngram" or (isinstance(draft, NGram) and draft.model is None)
 
 
 def resolve(
@@ -213,15 +247,14 @@ def resolve(
     """Chooses for a call of `sample`; what the caller gave is kept. Takes a pilot's time, and the table's unless
     `draft_costs` are given."""
     whole = Target.product(*target.factors())
-    if not whole.lms:
-        return Choice({"mode": "smc"}, "no language model")  # refused later, with the reason
-    base, alpha = whole.lms[0]
-    plain = not whole.potentials and len(whole.lms) == 1 and alpha == 1 and on_budget == "truncate"
-    exact = plain and particles in (None, 1) and leniency in (None, 1)
-    if draft is None or (isinstance(draft, list | tuple) and not draft):
+    base = whole.lms[0][0]
+    exact = lossless(target, particles, leniency, on_budget)
+    named = candidates_of(draft, exact, leniency)
+    if not named:
         return Choice({"mode": "exact" if exact else "smc"}, "no draft is named, so the model proposes token by token")
-    named = [draft] if isinstance(draft, str | LM | NGram) else draft
-    drafts = [LM(one) if isinstance(one, str) else one for one in look_ups(list(named), base)]
+    if draft_costs is not None:
+        draft_costs = [draft_costs[i] for i, _ in named]
+    drafts = [LM(one) if isinstance(one, str) else one for one in look_ups([one for _, one in named], base)]
     models = [one.load() for one in drafts]
     positive = sum(power for _, power in whole.lms if power > 0)
     law = base.law
@@ -240,7 +273,7 @@ def resolve(
         choice = choose_exact(accepted, names, costs, draft_costs, width, max_tokens, chains, block)
     else:
         hard = any(factor.hard for factor, _ in whole.potentials)
-        choice = choose_weighted(accepted, names, positive, hard, costs, width, particles, block, leniency)
+        choice = choose_weighted(accepted, names, positive, hard, costs, width, particles, block, leniency, _reason(whole))
     options = dict(choice.options)
     if "draft_index" in options:
         options["draft"] = drafts[options.pop("draft_index")]

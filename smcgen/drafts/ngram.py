@@ -27,7 +27,7 @@ class NGram:
 
     Args:
         order: the most tokens that have to agree, at least 1.
-        model: an LM that shares the drafting, so that every token can come; None is for leniency 1 only.
+        model: an LM, or its name, that shares the drafting, so that every token can come; None is for leniency 1 only.
         share: of the look-up in the mixture with `model`, in (0, 1).
     """
 
@@ -38,8 +38,15 @@ class NGram:
     def __post_init__(self) -> None:
         if isinstance(self.order, bool) or not isinstance(self.order, int) or self.order < 1:
             raise UsageError(f"order={self.order!r}: give an integer of at least 1")
-        if not 0 < self.share < 1:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
             raise UsageError(f"share={self.share!r}: give a number between 0 and 1")
+        if self.model is not None:
+            from smcgen.target import LM
+
+            model = LM(self.model) if isinstance(self.model, str) else self.model
+            if not isinstance(model, LM):
+                raise UsageError(f"model={self.model!r}: give an LM, the name of a model, or None")
+            object.__setattr__(self, "model", model)
 
     @property
     def name(self) -> str:
