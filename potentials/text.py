@@ -25,8 +25,8 @@ UNBOUNDED = np.iinfo(np.int64).max
 
 def choice(options: Iterable[str]) -> Regular:
     """phi(text) = 1 if the text is one of `options`, else 0."""
-    if isinstance(options, str):
-        raise UsageError("choice: give a list of texts, not one text")
+    if isinstance(options, str) or not isinstance(options, Iterable):
+        raise UsageError(f"choice: give a list of texts, not {'one text' if isinstance(options, str) else repr(options)}")
     options = list(dict.fromkeys(options))
     if not options or not all(isinstance(option, str) for option in options):
         raise UsageError("choice: give at least one text, and nothing but texts")

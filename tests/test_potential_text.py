@@ -72,6 +72,7 @@ def test_tokens_are_counted_not_texts():
     ("make", "reason"),
     [
         (lambda: choice("abc"), "not one text"),
+        (lambda: choice(None), "not None"),
         (lambda: choice([]), "at least one text"),
         (lambda: contains(), "at least one string"),
         (lambda: avoids(""), "at least one character"),

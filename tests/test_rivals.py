@@ -6,13 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import smcgen as sg
 from smcgen.drafts.bandits import POLICIES, Policy
 from smcgen.drafts.hedge import Hedge
 from smcgen.proposals.rivals import RivalProposal
 from tests.statistics import evidence_z, law_p_value, many
-from tests.tables import Exact, tables
+from tests.tables import Exact, TableLM, tables
 from tests.test_evidence import exact
 from tests.test_exact import DRAWS, TOKENS, truth
 from tests.test_paged_engine import enumerate_samples, tiny, tokenizer
@@ -200,6 +201,13 @@ def test_steps_are_timed():
 def test_what_means_nothing_is_refused(options, message):
     with pytest.raises(sg.UsageError, match=message):
         sg.sample(LM, "ca", **{"max_tokens": 3, **options})
+
+
+def test_a_broken_draft_is_named_though_it_was_not_chosen():
+    broken = sg.LM(endless(TableLM(torch.full_like(BASE.table, torch.nan), "broken")))
+    options = {"draft": [sg.LM(endless(DRAFT)), broken], "mode": "exact", "policy": "hedge", "max_tokens": 40, "seed": 1}
+    with pytest.raises(sg.ModelError, match="'broken' returned NaN"):
+        sg.sample(sg.LM(endless(BASE)), "ca", **options)
 
 
 def test_one_draft_in_a_list_is_that_draft():

@@ -174,7 +174,9 @@ class RivalProposal(LenientProposal):
             own = self.rivals.arm == d
             others = self._catch_up(reader, particles, block, ~own)
             for i, here in enumerate(used):
-                log_q = torch.where(own[:, None, None], judgement.draft_law(i), others(i))
+                log_q = others(i)
+                reader.watch(log_q, (here & ~own[:, None])[..., None])
+                log_q = torch.where(own[:, None, None], judgement.draft_law(i), log_q)
                 shared = torch.minimum(log_p[i], log_q).exp().sum(-1)
                 overlap[d] += torch.where(here, shared, 0.0).sum(-1).cpu().numpy()
         count = sum(here.sum(-1) for here in used).cpu().numpy()  # pyright: ignore[reportAttributeAccessIssue]
