@@ -258,8 +258,11 @@ def make_plan(
                 "truncation out, or give leniency=1 (mode='exact')"
             )
         if draft_temperature is None:
-            # A temperature of the draft's own stands as it is.
-            draft_temperature = draft.temperature if draft.temperature != 1 else first.temperature / positive
+            # A temperature of the draft's own stands as it is. A mixture with look-up is not sharpened: its lesser part, which
+            # covers what look-up does not know, would all but vanish.
+            mixed = any(isinstance(one.handle.spec, NGram) for one in [draft, *rivals])
+            default = first.temperature / (1 if mixed else positive)
+            draft_temperature = draft.temperature if draft.temperature != 1 else default
     blocks = tuple(DEFAULT_BLOCK if one is None else one for one in blocks)
     costs = tuple(draft_costs or [0.0] * (len(rivals) + 1)) if several else ()
     arm_costs = tuple(arm_costs or (1 + k * c for c in costs for k in blocks))

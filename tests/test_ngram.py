@@ -75,6 +75,13 @@ def test_mixed_with_a_model_it_covers_the_target():
     assert abs(evidence_z(posts, exact(2))) < 4
 
 
+def test_a_mixture_is_not_sharpened():
+    """At temperature 1 / alpha the part of the model, which covers what look-up does not know, would all but vanish."""
+    options = {"max_tokens": 3, "seed": 0, "particles": 2, "leniency": 2.0}
+    assert sg.sample(LM**2, "ca", draft=NGram(model=SMALL), **options).settings["draft_temperature"] == 1.0
+    assert sg.sample(LM**2, "ca", draft=SMALL, **options).settings["draft_temperature"] == 0.5
+
+
 def test_what_repeats_is_found():
     table = torch.full((V + 1, V + 1, V), -20.0)
     for token in range(END):
