@@ -32,19 +32,10 @@ import torch
 import transformers
 
 import smcgen as sg
+from benchmarks.frontier import PROMPTS
 from smcgen.lm.base import Context, LanguageModel
 
 ROOT = Path(__file__).parent
-TEXTS = [
-    "Write a short story about a fox who learns to swim.",
-    "Explain why the sky is blue to a ten-year-old.",
-    "Give me a recipe for a simple vegetable soup.",
-    "What are the main causes of the First World War?",
-    "Write a letter to a friend about a trip to the mountains.",
-    "How does a bicycle stay upright?",
-    "Describe a busy market in the morning.",
-    "Explain how to save money as a student.",
-]
 
 
 class FixedLaw:
@@ -85,7 +76,7 @@ def pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, sg.LM, sg.LM, li
     if arguments.model:
         lm = sg.LM(arguments.model, device=arguments.device, dtype=arguments.dtype)
         for bits in arguments.bits:
-            prompts = [[{"role": "user", "content": text}] for text in TEXTS]
+            prompts = [[{"role": "user", "content": text}] for text in PROMPTS]
             yield f"{bits} bits", lm, lm.quantized(bits), prompts
         return
     import benchmarks.round as shapes

@@ -109,13 +109,9 @@ def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancest
         length.copy_(length[rows])
 
 
-def copy_pages(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """pool[:, target[r]] = pool[:, source[r]] for [layers, pages, ...] and int64 [rows]; where target is 0 nothing is due."""
-    copy_pools([pool], [source], [target])
-
-
 def copy_pools(pools: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """`copy_pages` for up to four pools together, the keys and values of two models, each with its own source and target.
+    """pool[:, target[r]] = pool[:, source[r]] for each row r of up to four pools (the keys and values of two models); where
+    target is 0 nothing is due.
 
     Args:
         pools: [layers, pages, heads, page, dim], contiguous; all numbers may differ from pool to pool.

@@ -308,7 +308,8 @@ def attend(
     particles = rows // groups
     block_d, block_v = (max(16, triton.next_power_of_2(n)) for n in (dim, value_dim))
     wide = query.dtype == torch.float32 or max(block_d, block_v) > 128
-    block_m, block_n, warps, stages = _blocks(particles * steps * queries, steps, wide)
+    block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(particles * steps * queries)))
+    block_n = 32 if wide else 64
     tiles, own_tiles = triton.cdiv(particles * steps * queries, block_m), triton.cdiv(steps * queries, block_m)
     if splits is None:
         splits = _splits(columns * page, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
@@ -356,8 +357,8 @@ def attend(
         DIRECT=direct,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=4,
+        num_stages=2,
     )
     if not direct:
         block_r = 4
@@ -377,12 +378,6 @@ def attend(
             num_warps=4,
         )
     return final
-
-
-def _blocks(queries: int, steps: int, wide: bool) -> tuple[int, int, int, int]:
-    """Queries and keys of a block, warps and stages. `queries`: of a group for one key head; `wide`: registers are scarce."""
-    block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(queries)))
-    return block_m, 32 if wide else 64, 4, 2
 
 
 def _splits(span: int, own: int, common: int) -> tuple[int, int]:

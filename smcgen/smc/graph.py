@@ -2,13 +2,13 @@
 
 A round that asks nothing of the host (no potential on the host, models that read pages) launches the same kernels on the same
 tensors each time, for its shapes do not depend on what was drawn. The particles live in one set of tensors, into which the end
-of the graph copies what the round made; models and constraints keep their own state in place or are copied in the same way.
+of the graph copies what the round made; models and constraints keep their own state in place.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
@@ -76,13 +76,13 @@ class Rounds:
 
     Attributes:
         particles: the particles after the last round.
-        recorded: whether rounds are replayed.
-        graph: False leaves rounds as they are.
+        wanted: whether rounds are to be recorded, or were.
+        recorded: the recording that is replayed, once there is one.
     """
 
-    def __init__(self, particles: Particles, world: World, algorithm: Algorithm, graph: bool = True):
+    def __init__(self, particles: Particles, world: World, algorithm: Algorithm):
         self.particles, self.world, self.algorithm = particles, world, algorithm
-        self.wanted = graph and recordable(world, algorithm.proposal)
+        self.wanted = recordable(world, algorithm.proposal)
         self.recorded: torch.cuda.CUDAGraph | None = None
         self.ran = 0
 
@@ -100,34 +100,21 @@ class Rounds:
         return self._round()
 
     def _round(self) -> RoundInfo:
-        """A round that leaves everything in the tensors where it found it."""
-        kept = list(self._tensors())
+        """A round that leaves the particles in the tensors where it found them, as models and constraints do."""
         particles, info = step(self.particles, self.world, self.algorithm)
         for field in fields(particles):
             getattr(self.particles, field.name).copy_(getattr(particles, field.name))
-        for state, name, tensor in kept:
-            tensor.copy_(getattr(state, name))
-            setattr(state, name, tensor)
         return info
-
-    def _tensors(self) -> Iterator[tuple[object, str, torch.Tensor]]:
-        """The state of the potentials."""
-        for state in self.world.potentials.states:
-            for name, tensor in vars(state).items():
-                yield state, name, tensor
 
     def _record(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        kept = list(self._tensors())
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.info = self._round()
         except Exception as error:  # whatever a model does that cannot be recorded
             self.wanted = False
-            for state, name, tensor in kept:
-                setattr(state, name, tensor)
             warnings.warn(
                 f"rounds run without a CUDA graph, more slowly: {str(error).strip().splitlines()[0]}",
                 RuntimeWarning,
