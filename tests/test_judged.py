@@ -25,11 +25,6 @@ from tests.test_paged_engine import run, tiny, tokenizer
 RAMP = sg.Ramp(first=0.5, rounds=2)
 
 
-@pytest.fixture(autouse=True)
-def on_a_gpu_as_well(monkeypatch):
-    monkeypatch.setattr(judged, "DEVICES", ("cuda",))
-
-
 @pytest.fixture
 def here(monkeypatch):
     """Rounds on the CPU are judged as on a CUDA device: the list grows by one with each."""

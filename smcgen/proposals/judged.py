@@ -8,7 +8,6 @@ interval of the last token's number by what they held before the round, for the 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,7 @@ from smcgen.smc.keys import ACCEPT, BONUS
 if TYPE_CHECKING:
     from smcgen.proposals.lenient import Judgement
 
-# Where it is worth while; the torch reference of `verify` serves on any. Laws and weights were seen to be right with the
-# kernels interpreted, and they compile for a GPU, but none has run them yet: until one has, it is for those who ask.
-DEVICES: tuple[str, ...] = ("cuda",) if os.environ.get("SMCGEN_JUDGED") == "1" else ()
+DEVICES: tuple[str, ...] = ("cuda",)  # where it is worth while; the torch reference of `verify` serves on any
 
 
 def applies(world: World) -> bool:
