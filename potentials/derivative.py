@@ -3,35 +3,24 @@
 The derivative of a language by a character is what may follow it (Brzozowski 1964): the states of the automaton are the
 languages that derivatives lead to, recognised as equal by the normal forms that are kept here (Owens, Reppy & Turon 2009).
 Intersection and complement, of which stop strings and look-arounds are made, cost nothing extra.
-
-The expressions are those that this project writes for llguidance (`pattern`, `stops`, `text`): /regular expressions/ in a small
-part of Rust's syntax, joined by concatenation, `|`, `&`, `~` and brackets.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from smcgen.potentials.automaton import Alphabet
-from smcgen.potentials.pattern import MAX_CODE, SURROGATES, Ranges, merge
+from smcgen.potentials.expression import ALT, AND, CAT, CHARS, EMPTY, EPSILON, NOT, REPEAT, Sets, parsed
+from smcgen.potentials.pattern import SURROGATES
 
 STATES = 2_000  # of an automaton
-WORK = 50_000  # derivatives and unions taken for it; about 3 us each
-
-SYMBOLS = re.compile(r"\s*(?:(/(?:[^/\\]|\\.)*/)|([|&~()]))")
-PIECES = re.compile(
-    r"(?P<open>\(\?:)|(?P<close>\))|(?P<any>\(\?s:\.\))|(?P<none>\[a&&b\])|(?P<cls>\[\^?(?:[^\]\\]|\\x\{[0-9A-F]+\}|\\.)+\])"
-    r"|(?P<or>\|)|(?P<times>[*+?]|\{\d+(?:,\d*)?\})|(?P<char>\\x\{[0-9A-F]+\}|\\.|[A-Za-z0-9])"
-)
-CHARACTER = re.compile(r"\\x\{([0-9A-F]+)\}|\\(.)|(.)", re.DOTALL)
-ESCAPES = {"n": 10, "t": 9, "r": 13}
-
-EMPTY, EPSILON, CHARS, CAT, ALT, AND, NOT, REPEAT = range(8)
+WORK = 100_000  # parts of languages looked at to make it; about 2 us each
+LENGTH = 1 << 18  # characters of an expression
+INTERVALS = 1 << 20  # edges of sets of characters, in all sets together: what their classes cost
 
 
 class TooLarge(Exception):
@@ -52,9 +41,12 @@ class Dfa:
 
 
 def dfa(expression: str) -> Dfa:
-    """The automaton of a terminal expression. Raises TooLarge."""
+    """The automaton of a terminal expression. Raises TooLarge, after a second or two at the latest: everything that grows with
+    the expression is counted."""
+    if len(expression) > LENGTH:
+        raise TooLarge
     try:
-        return _Builder(*_parsed(expression)).build()
+        return _Builder(*parsed(expression)).build()
     except RecursionError:
         raise TooLarge from None
 
@@ -67,26 +59,24 @@ class Node:
     parts: Any
     nullable: bool
     number: int
+    kinds: tuple[int, ...] | None = None
     derivatives: dict[int, Node] = field(default_factory=dict)
-
-
-class _Sets(list[Ranges]):
-    """The sets of characters in an expression, as `Alphabet` asks for them."""
-
-    def sets(self) -> Iterator[Ranges]:
-        return iter(self)
 
 
 class _Builder:
     """Normal forms of languages over one alphabet, each made once."""
 
-    def __init__(self, tree: Any, sets: _Sets):
+    def __init__(self, tree: Any, sets: Sets):
+        distinct = {tuple(ranges) for ranges in sets}
+        if len(distinct) * sum(map(len, distinct)) > INTERVALS:
+            raise TooLarge
         self.alphabet = Alphabet([sets])  # type: ignore[list-item]
         surrogates = self.alphabet.bits([SURROGATES])
         self.classes = [cls for cls in range(self.alphabet.size) if not surrogates >> cls & 1]
         self.universe = sum(1 << cls for cls in self.classes)
         self.work = 0
         self._nodes: dict[Any, Node] = {}
+        self._sets: dict[tuple[tuple[int, int], ...], Node] = {}
         self.empty = self._node(EMPTY, None, False)
         self.epsilon = self._node(EPSILON, None, True)
         self.all = self._node(NOT, self.empty, True)
@@ -95,18 +85,21 @@ class _Builder:
     def build(self) -> Dfa:
         numbers, queue, rows = {self.top: 0}, [self.top], []
         for node in queue:
-            row = np.full(self.alphabet.size, -1, np.int32)
-            for cls in self.classes:
-                after = self._derivative(node, cls)
+            row = [-1] * self.alphabet.size
+            for kind in self._kinds(node):
+                after = self._derivative(node, _lowest(kind))
                 if after is not self.empty:
                     if after not in numbers:
                         if len(queue) >= STATES:
                             raise TooLarge
                         numbers[after] = len(queue)
                         queue.append(after)
-                    row[cls] = numbers[after]
+                    number = numbers[after]
+                    while kind:
+                        row[_lowest(kind)] = number
+                        kind &= kind - 1
             rows.append(row)
-        step, accepts = np.array(rows), np.array([node.nullable for node in queue])
+        step, accepts = np.array(rows, np.int32), np.array([node.nullable for node in queue])
         alive = _alive(step, accepts)
         step[(step >= 0) & ~alive[step]] = -1
         return Dfa(self.alphabet, step, accepts)
@@ -114,16 +107,22 @@ class _Builder:
     def _node(self, kind: int, parts: Any, nullable: bool) -> Node:
         key = kind, tuple(p.number for p in parts) if kind in (CAT, ALT, AND) else getattr(parts, "number", parts)
         if key not in self._nodes:
-            self.work += 1
-            if self.work > WORK:
-                raise TooLarge
+            self._count()
             self._nodes[key] = Node(kind, parts, nullable, len(self._nodes))
         return self._nodes[key]
+
+    def _count(self, work: int = 1) -> None:
+        self.work += work
+        if self.work > WORK:
+            raise TooLarge
 
     def _of(self, tree: Any) -> Node:
         kind, *parts = tree
         if kind == CHARS:
-            return self._chars(self.alphabet.bits(parts[0]))
+            key = tuple(parts[0])
+            if key not in self._sets:
+                self._sets[key] = self._chars(self.alphabet.bits(parts[0]))
+            return self._sets[key]
         if kind == REPEAT:
             return self._repeat(self._of(parts[0]), parts[1], parts[2])
         if kind == NOT:
@@ -150,7 +149,14 @@ class _Builder:
         if b is self.epsilon:
             return a
         if a.kind == CAT:
-            return self._cat(a.parts[0], self._cat(a.parts[1], b))
+            heads = []
+            while a.kind == CAT:
+                heads.append(a.parts[0])
+                a = a.parts[1]
+            self._count(len(heads))
+            for head in (a, *reversed(heads)):
+                b = self._cat(head, b)
+            return b
         if a is self.all and (b is self.all or (b.kind == CAT and b.parts[0] is self.all)):
             return b
         return self._node(CAT, (a, b), a.nullable and b.nullable)
@@ -166,6 +172,7 @@ class _Builder:
             return self.all
         key = REPEAT, body.number, low, high
         if key not in self._nodes:
+            self._count()
             self._nodes[key] = Node(REPEAT, (body, low, high), low == 0, len(self._nodes))
         return self._nodes[key]
 
@@ -176,6 +183,7 @@ class _Builder:
         stack, chars = list(nodes), []
         while stack:
             node = stack.pop()
+            self._count()
             if node is absorbing:
                 return absorbing
             if node.kind == kind:
@@ -221,13 +229,38 @@ class _Builder:
             out[node.number] = node
         return out
 
+    def _kinds(self, node: Node) -> tuple[int, ...]:
+        """The classes in sets of which all members have the same derivative of `node`: bit sets."""
+        if node.kinds is not None:
+            return node.kinds
+        found: tuple[int, ...] = (self.universe,)
+        if node.kind == CHARS:
+            found = (node.parts, self.universe & ~node.parts)
+        elif node.kind == CAT:
+            found = self._kinds(node.parts[0])
+            if node.parts[0].nullable:
+                found = self._meet(found, self._kinds(node.parts[1]))
+        elif node.kind == NOT:
+            found = self._kinds(node.parts)
+        elif node.kind == REPEAT:
+            found = self._kinds(node.parts[0])
+        elif node.kind in (ALT, AND):
+            for part in node.parts:
+                found = self._meet(found, self._kinds(part))
+        node.kinds = tuple(kind for kind in found if kind)
+        return node.kinds
+
+    def _meet(self, some: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+        if len(others) == 1:
+            return some
+        self._count(len(others))
+        return tuple(both for kind in some for other in others if (both := kind & other))
+
     def _derivative(self, node: Node, cls: int) -> Node:
         known = node.derivatives.get(cls)
         if known is not None:
             return known
-        self.work += 1
-        if self.work > WORK:
-            raise TooLarge
+        self._count()
         if node.kind in (EMPTY, EPSILON):
             after = self.empty
         elif node.kind == CHARS:
@@ -249,117 +282,23 @@ class _Builder:
         return after
 
 
+def _lowest(bits: int) -> int:
+    """The place of the lowest bit."""
+    return (bits & -bits).bit_length() - 1
+
+
 def _alive(step: np.ndarray, accepts: np.ndarray) -> np.ndarray:
     """bool [states]: an accepting state can be reached."""
-    alive = accepts.copy()
-    while True:
-        more = alive | ((step >= 0) & alive[step]).any(1)
-        if (more == alive).all():
-            return alive
-        alive = more
+    return reaching([row[row >= 0] for row in step], accepts)
 
 
-def _parsed(expression: str) -> tuple[Any, _Sets]:
-    """The expression as a tree (kind, ...), and its sets of characters."""
-    tokens, at = [], 0
-    while at < len(expression.rstrip()):
-        found = SYMBOLS.match(expression, at)
-        if found is None:
-            raise ValueError(f"not an expression of this project: {expression[at : at + 40]!r}")
-        tokens.append(found.group(1) or found.group(2))
-        at = found.end()
-    sets = _Sets()
-    tokens.append(")")
-    tokens.reverse()
-    tree = _alternatives(tokens, sets)
-    sets.append([SURROGATES])
-    if len(tokens) != 1:
-        raise ValueError("not an expression of this project: a bracket too many")
-    return tree, sets
-
-
-def _alternatives(tokens: list[str], sets: _Sets) -> Any:
-    """Up to the closing bracket, which is left."""
-    either: list[Any] = []
-    while True:
-        both: list[Any] = []
-        while True:
-            items = []
-            while tokens[-1] not in "|&)":
-                items.append(_item(tokens, sets))
-            both.append((CAT, items))
-            if tokens[-1] != "&":
-                break
-            tokens.pop()
-        either.append((AND, both) if len(both) > 1 else both[0])
-        if tokens[-1] != "|":
-            return (ALT, either) if len(either) > 1 else either[0]
-        tokens.pop()
-
-
-def _item(tokens: list[str], sets: _Sets) -> Any:
-    token = tokens.pop()
-    if token == "~":
-        return NOT, _item(tokens, sets)
-    if token == "(":
-        tree = _alternatives(tokens, sets)
-        tokens.pop()
-        return tree
-    return _regex(token[1:-1], sets)
-
-
-def _regex(source: str, sets: _Sets) -> Any:
-    stack: list[list[list[Any]]] = [[[]]]  # open groups, their alternatives, their items
-    at = 0
-    while at < len(source):
-        found = PIECES.match(source, at)
-        if found is None:
-            raise ValueError(f"not an expression of this project: {source[at : at + 40]!r}")
-        at, kind, text = found.end(), found.lastgroup, found.group()
-        items = stack[-1][-1]
-        if kind == "open":
-            stack.append([[]])
-        elif kind == "close":
-            items = stack.pop()
-            stack[-1][-1].append((ALT, [(CAT, part) for part in items]))
-        elif kind == "or":
-            stack[-1].append([])
-        elif kind == "times":
-            low, high = _times(text)
-            items[-1] = (REPEAT, items[-1], low, high)
-        else:
-            ranges = [] if kind == "none" else [(0, MAX_CODE)] if kind == "any" else _ranges(text)
-            sets.append(ranges)
-            items.append((CHARS, ranges))
-    (alternatives,) = stack
-    return ALT, [(CAT, part) for part in alternatives]
-
-
-def _times(text: str) -> tuple[int, int | None]:
-    if text in "*+?":
-        return {"*": (0, None), "+": (1, None), "?": (0, 1)}[text]
-    low, comma, high = text[1:-1].partition(",")
-    return int(low), int(high) if high else None if comma else int(low)
-
-
-def _ranges(text: str) -> Ranges:
-    """A character, or a class of them."""
-    negate = text.startswith("[^")
-    inner = text[2 if negate else 1 : -1] if text[0] == "[" else text
-    codes: list[Any] = [
-        int(hexa, 16) if hexa else (ESCAPES.get(escaped, ord(escaped)) if escaped else ("-" if char == "-" else ord(char)))
-        for hexa, escaped, char in CHARACTER.findall(inner)
-    ]
-    found, i = [], 0
-    while i < len(codes):
-        if i + 2 < len(codes) and codes[i + 1] == "-":
-            found.append((codes[i], codes[i + 2]))
-            i += 3
-        else:
-            found.append((codes[i], codes[i]))
-            i += 1
-    ranges = merge(found)
-    if not negate:
-        return ranges
-    edges = [-1, *(code for low, high in ranges for code in (low - 1, high)), MAX_CODE]
-    return [(low + 1, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+def reaching(after: Sequence[np.ndarray], goal: np.ndarray) -> np.ndarray:
+    """bool [states]: a state of `goal` (bool [states]) can be reached; `after[s]` are the states after s."""
+    found = goal.copy()
+    changed = True
+    while changed:  # states are numbered as they were first reached: from the last to the first, a pass or two do
+        changed = False
+        for state in range(len(after) - 1, -1, -1):
+            if not found[state] and found[after[state]].any():
+                found[state] = changed = True
+    return found

@@ -19,7 +19,7 @@ import torch
 
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.automaton import Alphabet
-from smcgen.potentials.derivative import Dfa, TooLarge, dfa
+from smcgen.potentials.derivative import Dfa, TooLarge, dfa, reaching
 from smcgen.potentials.pattern import MAX_CODE, SURROGATES
 
 STATES = 2_048  # of a table
@@ -27,6 +27,8 @@ CELLS = 1 << 24  # entries of `next`
 STEPS = 1 << 22  # beginnings of tokens looked at, in all states together: what building costs, about 20 ns each
 CHUNK = 8  # states whose tokens are run at a time
 MANY = 10_000  # nodes from which a sweep over all is faster
+INNER = 1 << 15  # states inside characters
+BLOCKS = 1 << 20  # blocks of characters looked at for them, in all states together
 
 
 @dataclass(eq=False)
@@ -95,6 +97,8 @@ class Bytes:
 
 def _over_bytes(automaton: Dfa) -> Bytes:
     count, utf8 = len(automaton.step), Utf8(automaton.alphabet)
+    if count * sum(map(len, utf8.nodes)) > BLOCKS:
+        raise TooLarge
     numbers: dict[bytes, int] = {}
     rows: list[np.ndarray] = []
     step = np.full((count, 256), -1, np.int32)
@@ -107,6 +111,8 @@ def _over_bytes(automaton: Dfa) -> Bytes:
             for i in np.flatnonzero((below >= 0).any(1)).tolist():
                 key = below[i].tobytes()
                 if key not in numbers:
+                    if len(rows) >= INNER:
+                        raise TooLarge
                     numbers[key] = count + len(rows)
                     rows.append(below[i])
                 found[i] = numbers[key]
@@ -290,16 +296,15 @@ def _table(automaton: Bytes, vocabulary: Vocabulary, steps: int) -> TokenTable:
     return trimmed(classes[trie.spelling], table, np.append(automaton.accepts[order], False), vocabulary)
 
 
+def _distinct(row: np.ndarray) -> np.ndarray:
+    """The states in a row of `next`."""
+    return np.flatnonzero(np.bincount(row))
+
+
 def trimmed(classes: np.ndarray, table: np.ndarray, final: np.ndarray, vocabulary: Vocabulary) -> TokenTable:
     """`next` (int64 [states, classes]; the last state is dead) without the states from which no sequence of tokens leads to an
     accepted text, with its masks. classes: int64 [V]; final: bool [states]."""
-    alive = final.copy()
-    while True:
-        more = alive | alive[table].any(1)
-        if (more == alive).all():
-            break
-        alive = more
-    kept = np.flatnonzero(alive)
+    kept = np.flatnonzero(reaching([_distinct(row) for row in table], final))
     if not len(kept) or kept[0] != 0:
         kept = np.zeros(1, np.int64)  # nothing is accepted: the start alone, which is as good as dead
         table[0] = len(table) - 1
