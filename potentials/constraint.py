@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,11 +37,11 @@ class Rows:
     """The state of a `Constraint`: a node of `history` per row, and what is known about nodes.
 
     Columns of `history`: `barred` (the text cannot be completed), `accepted` (UNKNOWN, NO or YES: it is complete),
-    `slot` (its row in `masks`, or -1)."""
+    `slot` (its row in `masks`, or -1). Few rows are the rule, so that rows are lists: starting numpy costs more than a loop."""
 
     history: History
-    nodes: np.ndarray  # int64 [rows]
-    done: np.ndarray  # bool [rows], finished: will not be prolonged
+    nodes: list[int]
+    done: list[bool]  # finished: will not be prolonged
     particles: int
     matchers: dict[int, Matcher]
     masks: np.ndarray  # int32 [slots, width]
@@ -57,6 +55,10 @@ class Rows:
             filling, self.filling = self.filling, None
             filling.result()
 
+    def going(self) -> list[int]:
+        """The nodes of the rows that are not finished."""
+        return [node for node, done in zip(self.nodes, self.done, strict=True) if not done]
+
 
 class Constraint(Potential):
     """A hard potential: masks from a grammar for the engine, and a verdict on whole texts where that is too wide.
@@ -65,7 +67,7 @@ class Constraint(Potential):
 
     hard = True
     engine: Engine | CharEngine | StopEngine
-    _ends: np.ndarray  # bool [V]
+    _ends: frozenset[int]
     _verdicts: dict[str, bool]
     _seconds: float  # what a mask has cost of late
 
@@ -75,8 +77,7 @@ class Constraint(Potential):
         bound.engine = self._compile(vocabulary, tuple(stops))
         bound.runs_on = bound.engine.kind
         bound._verdicts, bound._seconds = {}, 0.0
-        bound._ends = np.zeros(len(vocabulary), bool)
-        bound._ends[list(vocabulary.end_ids)] = True
+        bound._ends = frozenset(vocabulary.end_ids)
         return bound
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | CharEngine | StopEngine:
@@ -92,8 +93,8 @@ class Constraint(Potential):
         rows = len(prompts) * particles
         return Rows(
             history=History(self.vocabulary.tokens, columns),
-            nodes=np.zeros(rows, np.int64),
-            done=np.zeros(rows, bool),
+            nodes=[ROOT] * rows,
+            done=[False] * rows,
             particles=particles,
             matchers={ROOT: self.engine.matcher()},
             masks=np.zeros((0, self.engine.width), np.int32),
@@ -101,61 +102,68 @@ class Constraint(Potential):
 
     def restart(self, state: Rows, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
         state.join()
-        rows = (np.asarray(groups)[:, None] * state.particles + np.arange(state.particles)).reshape(-1)
-        state.nodes[rows], state.done[rows] = ROOT, False
+        for group in groups:
+            for row in range(group * state.particles, (group + 1) * state.particles):
+                state.nodes[row], state.done[row] = ROOT, False
 
     def mask(self, state: Rows, out: torch.Tensor, active: torch.Tensor) -> None:
         state.join()
-        rows = np.flatnonzero(active.numpy())
-        nodes = state.nodes[rows]
-        self._fill(state, nodes)
+        wanted = [(row, state.nodes[row]) for row, asked in enumerate(active.tolist()) if asked]
+        self._fill(state, [node for _, node in wanted])
         words = out.numpy()
-        words[rows] = state.masks[state.history["slot"][nodes], : words.shape[1]]
+        slots, masks = state.history["slot"], state.masks[:, : words.shape[1]]
+        for row, node in wanted:
+            words[row] = masks[slots[node]]
 
     def extend(self, state: Rows, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         state.join()
-        ids, lengths = tokens.numpy(), counts.numpy()
-        for column in range(int(lengths.max(initial=0))):
-            rows = np.flatnonzero(lengths > column)
-            state.nodes[rows], fresh = state.history.children(state.nodes[rows], ids[rows, column])
-            self._admit(state, fresh)
+        ids, lengths = tokens.tolist(), counts.tolist()
+        history, nodes = state.history, state.nodes
+        for column in range(max(lengths, default=0)):
+            known = history.size
+            for row, length in enumerate(lengths):
+                if length > column:
+                    nodes[row] = history.child(nodes[row], ids[row][column])
+            self._admit(state, range(known, history.size))
+        change, barred = np.zeros(len(nodes)), history["barred"]
+        for row, length in enumerate(lengths):
+            if length and barred[nodes[row]]:
+                change[row] = -np.inf
         self._forget(state)
         self._fill_ahead(state)
-        barred = (lengths > 0) & state.history["barred"][state.nodes]
-        return torch.from_numpy(np.where(barred, -np.inf, 0.0))
+        return torch.from_numpy(change)
 
     def rollback(self, state: Rows, counts: torch.Tensor) -> None:
         state.join()
-        old = state.nodes
-        state.nodes = state.history.ancestors(old, counts.numpy())
-        for before, after in set(zip(old.tolist(), state.nodes.tolist(), strict=True)):
+        history, old = state.history, state.nodes
+        state.nodes = history.ancestors(np.array(old), counts.numpy()).tolist()
+        staying = set(state.nodes)
+        for before, after in set(zip(old, state.nodes, strict=True)):
             if before != after and after not in state.matchers and before in state.matchers:
-                matcher = state.matchers[before]
-                matcher = matcher.deep_copy() if (state.nodes == before).any() else state.matchers.pop(before)
-                if not matcher.rollback(int(state.history.depth[before] - state.history.depth[after])):
+                matcher = state.matchers[before].deep_copy() if before in staying else state.matchers.pop(before)
+                if not matcher.rollback(int(history.depth[before] - history.depth[after])):
                     raise PotentialError(f"{self.name}: the grammar engine cannot take tokens back")
                 state.matchers[after] = matcher
 
     def fork(self, state: Rows, ancestors: torch.Tensor) -> None:
         state.join()
-        state.nodes, state.done = state.nodes[ancestors.numpy()], state.done[ancestors.numpy()]
+        rows = ancestors.tolist()
+        state.nodes, state.done = [state.nodes[row] for row in rows], [state.done[row] for row in rows]
         self._forget(state)
 
     def finish(self, state: Rows, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
         state.join()
-        index = rows.numpy()
-        stopped = np.asarray(reasons) == STOP
-        nodes = state.nodes[index]
-        accepted = np.zeros(len(index), bool)
-        self._know(state, nodes[~stopped])
-        accepted[~stopped] = state.history["accepted"][nodes[~stopped]] == YES
-        for i in np.flatnonzero(stopped & ~state.history["barred"][nodes]).tolist():
-            accepted[i] = self._verdict(texts[i])
-        if not self.exact:
-            for i in np.flatnonzero(accepted & ~stopped).tolist():
-                accepted[i] = self._verdict(texts[i])
-        state.done[index] = True
-        return torch.from_numpy(np.where(accepted, 0.0, -np.inf))
+        change = np.full(len(reasons), -np.inf)
+        for i, (row, text, reason) in enumerate(zip(rows.tolist(), texts, reasons, strict=True)):
+            state.done[row] = True
+            node = state.nodes[row]
+            if reason == STOP:
+                accepted = not state.history["barred"][node] and self._verdict(text)
+            else:
+                accepted = self._is_accepted(state, node) and (self.exact or self._verdict(text))
+            if accepted:
+                change[i] = 0.0
+        return torch.from_numpy(change)
 
     def _verdict(self, text: str) -> bool:
         if text not in self._verdicts:
@@ -164,27 +172,20 @@ class Constraint(Potential):
             self._verdicts[text] = self.accepts(text)
         return self._verdicts[text]
 
-    def _fill(self, state: Rows, nodes: np.ndarray) -> None:
+    def _fill(self, state: Rows, nodes: Sequence[int]) -> None:
         """Every one of `nodes` gets its mask."""
-        slots = state.history["slot"]
-        missing = nodes[slots[nodes] < 0]
-        if not len(missing):
+        history = state.history
+        wanted = [node for node in dict.fromkeys(nodes) if history["slot"][node] < 0]
+        if not wanted:
             return
-        wanted = sorted(set(missing.tolist()))
-        capacity = max(len(state.nodes), MASK_BYTES // (4 * self.engine.width))
-        if state.used + len(wanted) > capacity:
-            slots[: state.history.size], state.used = -1, 0
-            wanted = sorted(set(nodes.tolist()))
-        first = state.used
-        state.used += len(wanted)
-        if state.used > len(state.masks):
-            larger = np.zeros((min(capacity, 2 * state.used), self.engine.width), np.int32)
-            larger[: len(state.masks)] = state.masks
-            state.masks = larger
-        barred, accepted = state.history["barred"], state.history["accepted"]
+        if not self._make_room(state, len(wanted)):
+            wanted = list(dict.fromkeys(nodes))
+            self._make_room(state, len(wanted))
+        slots, barred, accepted = history["slot"], history["barred"], history["accepted"]
         alive, rows = [], []
-        for row, node in enumerate(wanted, first):
-            slots[node] = row
+        for node in wanted:
+            slots[node] = row = state.used
+            state.used += 1
             if barred[node]:
                 state.masks[row], accepted[node] = 0, NO
             else:
@@ -199,48 +200,59 @@ class Constraint(Potential):
             if matcher.is_error():  # a dead end: its mask is known, the matcher is of no more use
                 del state.matchers[node]
 
+    def _make_room(self, state: Rows, count: int) -> bool:
+        """Room for `count` more masks. False if all that were there had to be forgotten."""
+        capacity = max(len(state.nodes), MASK_BYTES // (4 * self.engine.width))
+        if fits := state.used + count <= capacity:
+            needed = state.used + count
+        else:
+            state.history["slot"][: state.history.size], state.used, needed = -1, 0, count
+        if needed > len(state.masks):
+            larger = np.zeros((min(capacity, 2 * needed), self.engine.width), np.int32)
+            larger[: len(state.masks)] = state.masks
+            state.masks = larger
+        return fits
+
     def _fill_ahead(self, state: Rows) -> None:
         """Masks that the next step will ask for are computed while the models run, if that is worth a thread.
 
         It changes when they are computed, never what they are."""
-        nodes = state.nodes[~state.done]
-        missing = int((state.history["slot"][nodes] < 0).sum())
+        slots, nodes = state.history["slot"], state.going()
+        missing = sum(slots[node] < 0 for node in nodes)
         if missing * self._seconds > WORTH and (worker := _worker()) is not None:
             state.filling = worker.submit(self._fill, state, nodes)
 
-    def _know(self, state: Rows, nodes: np.ndarray) -> None:
-        """Acceptance of every one of `nodes` becomes known."""
+    def _is_accepted(self, state: Rows, node: int) -> bool:
+        """Whether the text of `node` is complete."""
         accepted = state.history["accepted"]
-        for node in np.unique(nodes[accepted[nodes] == UNKNOWN]).tolist():
+        if accepted[node] == UNKNOWN:
             alive = not state.history["barred"][node]
-            accepted[node] = alive and self._matcher(state, node).is_accepting()
+            accepted[node] = YES if alive and self._matcher(state, node).is_accepting() else NO
+        return accepted[node] == YES
 
-    def _admit(self, state: Rows, fresh: np.ndarray) -> None:
+    def _admit(self, state: Rows, fresh: Sequence[int]) -> None:
         """Decides which of the new nodes are barred; the others get matchers."""
         history = state.history
-        parents = history.parent[fresh].tolist()
-        waiting = Counter(parents)  # children that have not had their matcher yet
-        if len(state.nodes) > 256:
-            occupied: Any = np.bincount(state.nodes, minlength=history.size) > 0
-        else:
-            occupied = dict.fromkeys(parents, False) | dict.fromkeys(state.nodes.tolist(), True)
-        for node, parent, token in zip(fresh.tolist(), parents, history.token[fresh].tolist(), strict=True):
-            waiting[parent] -= 1
+        parents = [int(history.parent[node]) for node in fresh]
+        last = dict(zip(parents, fresh, strict=True))  # the child that may have its parent's matcher
+        occupied = {ROOT, *state.nodes}
+        for node, parent in zip(fresh, parents, strict=True):
+            token = int(history.token[node])
             if history["barred"][parent] or not self._allows(state, parent, token):
                 history["barred"][node] = True
                 continue
-            if parent == ROOT or waiting[parent] or occupied[parent]:
-                matcher = self._matcher(state, parent).deep_copy()
+            matcher = self._matcher(state, parent)
+            if node != last[parent] or parent in occupied:
+                matcher = matcher.deep_copy()
             else:
-                self._matcher(state, parent)
-                matcher = state.matchers.pop(parent)
+                del state.matchers[parent]
             read(matcher, [token], self.name)
             state.matchers[node] = matcher
 
     def _allows(self, state: Rows, node: int, token: int) -> bool:
         """Whether `token` may follow the history `node`."""
         slot = state.history["slot"][node]
-        if self._ends[token]:
+        if token in self._ends:
             return False
         if slot >= 0:
             return bool(int(state.masks[slot, token // 32]) >> token % 32 & 1)
@@ -260,11 +272,11 @@ class Constraint(Potential):
     def _forget(self, state: Rows) -> None:
         """Drops the matchers of histories that no unfinished row has, and the histories that no row came through."""
         if len(state.matchers) > 64 + 2 * state.kept:
-            live = set(state.nodes[~state.done].tolist()) | {ROOT}
+            live = {ROOT, *state.going()}
             state.matchers = {node: matcher for node, matcher in state.matchers.items() if node in live}
             state.kept = len(state.matchers)
         if (ids := state.history.compact(state.nodes)) is not None:
-            state.nodes = ids[state.nodes]
+            state.nodes = ids[state.nodes].tolist()
             state.matchers = {int(ids[n]): matcher for n, matcher in state.matchers.items() if ids[n] >= 0}
             self._move_masks(state)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class Engine:
 
     def __init__(self, grammar: str, vocabulary: Vocabulary, name: str, limits: LLParserLimits | None = None):
         self.name, self.grammar = name, grammar
+        self._buffer: tuple[Callable[[], np.ndarray | None], int] = (lambda: None, 0)
         self._tokenizer: LLTokenizer = vocabulary.llguidance()
         self.width = (self._tokenizer.vocab_size + 31) // 32
         # Bits beyond the vocabulary: of this word, all but these; of all words after it.
@@ -90,29 +92,39 @@ class Engine:
         """Row `rows[i]` of `out` (int32 [*, width], contiguous) is the mask of `matchers[i]`: all zeros at a dead end.
 
         Returns whether each text so far is accepted. Raises PotentialError at a limit of the engine."""
-        stride, begin, threads = self.width * 4, out.ctypes.data, torch.get_num_threads()
-        if len(matchers) < PARALLEL or threads == 1:
+        stride, begin = self.width * 4, self._address(out)
+        if len(matchers) < PARALLEL or torch.get_num_threads() == 1:
             for matcher, row in zip(matchers, rows, strict=True):
                 matcher.unsafe_compute_mask_ptr(begin + row * stride, stride)
         else:
             pairs = list(zip(matchers, rows, strict=True))
-            _executor(threads).unsafe_compute_mask_ptr(pairs, begin, stride, len(out))
-        accepting = [matcher.is_accepting() for matcher in matchers]
-        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            _executor(torch.get_num_threads()).unsafe_compute_mask_ptr(pairs, begin, stride, len(out))
+        accepting = []
+        for matcher, row in zip(matchers, rows, strict=True):
+            accepted = matcher.is_accepting()
             if matcher.is_error():
                 if DEAD_END not in (error := matcher.get_error()):
                     raise PotentialError(
                         f"{self.name}: the grammar engine gave up ({_first_line(error)}): simplify the grammar, or "
                         "bound its repetitions"
                     )
-                out[row], accepting[i] = 0, False
+                out[row], accepted = 0, False
             # The engine sets end bits of its own, one past the vocabulary too where no token ends a text.
             for word, keep, bits in self._end_words:
-                out[row, word] = int(out[row, word]) & keep | (bits if accepting[i] else 0)
+                out[row, word] = int(out[row, word]) & keep | (bits if accepted else 0)
             if self._beyond < self.width:
                 out[row, self._beyond] &= self._last
                 out[row, self._beyond + 1 :] = 0
+            accepting.append(accepted)
         return accepting
+
+    def _address(self, out: np.ndarray) -> int:
+        """Where `out` begins in memory: one buffer is used again and again, and numpy is slow to say."""
+        buffer, address = self._buffer  # read and written in one piece, for several threads may be here
+        if buffer() is not out:
+            address = out.ctypes.data
+            self._buffer = (weakref.ref(out), address)
+        return address
 
 
 class Recognizer:

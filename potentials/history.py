@@ -53,12 +53,23 @@ class History:
         """int64, the number of tokens."""
         return self._columns["depth"]
 
+    def child(self, node: int, token: int) -> int:
+        """The history `node` prolonged by `token`. It is new if `size` has grown, and then the last node."""
+        pair = node * len(self.tokens) + token
+        child = self._index.get(pair)
+        if child is None:
+            child = self._index[pair] = self.size
+            self._grow(child + 1)
+            self.parent[child], self.token[child], self.depth[child] = node, token, self.depth[node] + 1
+        return child
+
     def children(self, nodes: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The histories `nodes` prolonged by one token each (int64 [n] both).
 
         Returns int64 [n], and the sorted ids of those that are new (int64 [k])."""
         if len(nodes) <= FEW:
-            return self._children(nodes.tolist(), tokens.tolist())
+            before, ids = self.size, list(map(self.child, nodes.tolist(), tokens.tolist()))
+            return np.array(ids, np.int64), np.arange(before, self.size)
         pairs, inverse = np.unique(nodes * len(self.tokens) + tokens, return_inverse=True)
         ids = np.fromiter((self._index.get(pair, -1) for pair in pairs.tolist()), np.int64, len(pairs))
         unknown = np.flatnonzero(ids < 0)
@@ -70,20 +81,6 @@ class History:
             self.depth[fresh] = self.depth[self.parent[fresh]] + 1
             self._index.update(zip(pairs[unknown].tolist(), fresh.tolist(), strict=True))
         return ids[inverse], fresh
-
-    def _children(self, nodes: list[int], tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """`children` for few, without the cost of starting on arrays."""
-        before, ids = self.size, []
-        for node, token in zip(nodes, tokens, strict=True):
-            pair = node * len(self.tokens) + token
-            child = self._index.get(pair)
-            if child is None:
-                child = self._index[pair] = self.size
-                self._grow(self.size + 1)
-                self.parent[child], self.token[child] = node, token
-                self.depth[child] = self.depth[node] + 1
-            ids.append(child)
-        return np.array(ids, np.int64), np.arange(before, self.size)
 
     def ancestors(self, nodes: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """`nodes` without their last `counts` tokens (int64 [n] both)."""
@@ -114,7 +111,7 @@ class History:
         self._texts[node] = text
         return text
 
-    def compact(self, live: np.ndarray) -> np.ndarray | None:
+    def compact(self, live: Sequence[int] | np.ndarray) -> np.ndarray | None:
         """Forgets all nodes but `live` (int64 [n]) and their ancestors, once there are many more than that.
 
         Returns the new id of every old node (int64, -1 for a forgotten one), None if nothing was done."""
