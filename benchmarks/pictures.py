@@ -1,6 +1,6 @@
 """The pictures of the README and the documentation that show a run: who descends from whom.
 
-    python benchmarks/pictures.py [-o docs/images]
+    python -m benchmarks.pictures [-o docs/images]
 
 One run on the pair that ships inside: a list of three fruits, one of them a kiwi and none an apple, drafted by `tiny-draft`.
 """

@@ -24,18 +24,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import time
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 import smcgen as sg
+from benchmarks.about import about, same
 from smcgen.drafts.costs import time_forward
 from smcgen.lm.paged import PagedLM
 
@@ -130,7 +128,7 @@ def main() -> None:
     parser.add_argument("--particles", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--block", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=480, help="begin no row after so long")
+    parser.add_argument("--minutes", type=float, default=8, help="begin no row after so long")
     parser.add_argument("-o", "--out", type=Path, help=f"default {OUT.name} in results, nothing with --tiny")
     args = parser.parse_args()
     if args.model is None and not args.tiny:
@@ -143,29 +141,25 @@ def main() -> None:
     lm = sg.LM(args.model or "tiny", device=args.device, dtype=args.dtype)
     engine = lm.load()
     assert isinstance(engine, PagedLM)
-    device = engine.device
-    about = {
-        "machine": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()} CPU, {args.threads} thread(s), shared with other work: read ratios",
-        "versions": {"smcgen": sg.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    head = about(engine.device, "shared with other work: read ratios") | {
         "model": Path(args.model).name if args.model else "tiny",
         "dtype": str(engine.shape.dtype).removeprefix("torch."),
         "tokens": args.tokens,
         "runs": args.runs,
     }
     old = json.loads(out.read_text()) if out is not None and out.exists() else {}
-    rows = old.get("rows", []) if all(old.get(key) == value for key, value in about.items()) else []
+    rows = old.get("rows", []) if same(old, head) else []
     for what in settings(args):
         if any(all(row[k] == v for k, v in what.items()) for row in rows):
             continue
-        if time.perf_counter() - began > args.seconds:
+        if time.perf_counter() - began > 60 * args.minutes:
             print("time is up: call again for the rest")
             break
         rows.append(row_of(what, lm, rows, args))
+        print(f"{len(rows)} rows, {time.perf_counter() - began:.0f} s", flush=True)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({"date": date.today().isoformat(), **about, "rows": rows}, indent=1) + "\n")
+            out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
     print("\n".join(table(rows)))
 
 

@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-import triton
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import smcgen as sg
+from benchmarks.about import about, same
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -223,37 +220,26 @@ class Bench:
         return self.generate(64, cache_implementation="static")
 
 
-def machine() -> dict[str, str]:
-    return {
-        "device": torch.cuda.get_device_name() if CUDA else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "smcgen": sg.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", default="", help=f"of {', '.join([*VARIED, 'plain', 'modes', 'transformers'])}")
-    parser.add_argument("--seconds", type=float, default=480, help="begin no row after so long")
+    parser.add_argument("--minutes", type=float, default=8, help="begin no row after so long")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     began = time.perf_counter()
-    here = machine()
+    head = about(DEVICE)
     old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    kept = old.get("rows", []) if old.get("machine") == here else []
+    kept = [row for row in old.get("rows", []) if "failed" not in row] if same(old, head) else []
     bench = Bench(args.tiny or not CUDA)
-    result = {"date": date.today().isoformat(), "machine": here, "copy_bandwidth": bench.bandwidth, "rows": kept}
+    result = head | {"copy_bandwidth": bench.bandwidth, "rows": kept}
     wanted = set(filter(None, args.only.split(",")))
     for section, what, measure in bench.rows():
         done = any(all(row.get(k) == v for k, v in what.items()) for row in kept)
-        if (wanted and section not in wanted) or done or time.perf_counter() - began > args.seconds:
+        if (wanted and section not in wanted) or done or time.perf_counter() - began > 60 * args.minutes:
             continue
         try:
-            row = what | measure()
+            row: dict[str, Any] = what | measure()
         except Exception as error:  # one row that fails does not cost the others
             row = what | {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         row["fraction_of_copy"] = row["bytes"] / bench.bandwidth / (row["milliseconds"] / 1e3) if "bytes" in row else None
