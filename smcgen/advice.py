@@ -54,7 +54,7 @@ def runs_lost(d: Diagnostics, settings: dict[str, Any]) -> str | None:
 
 
 def collapsed(d: Diagnostics, settings: dict[str, Any]) -> str | None:
-    if d.particles < 4 or d.root_share < 0.99:
+    if d.particles < 4 or d.root_share < 0.99 or settings.get("collapse", False):  # where one text is all that is left
         return None
     resampled, rounds = max(((sum(run), len(run)) for run in d.resampled), key=lambda pair: pair[0])
     if resampled < 2:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +20,61 @@ from smcgen.progress import Progress
 from smcgen.proposals.base import World
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.rivals import Rivals
-from smcgen.record import ITEM_FIELDS, Record, Round
+from smcgen.record import ITEM_FIELDS, Round
 from smcgen.smc.graph import Report, Rounds
 from smcgen.smc.particles import Particles, RoundInfo
 from smcgen.smc.round import Algorithm
 
 
+@dataclass
+class Done:
+    """What the items of a batch have left.
+
+    Attributes:
+        fields: those of ITEM_FIELDS, [items, N, ...].
+        stop_state: int64 [items, N], of the stop automaton at the end.
+        log_evidence: float64 [items].
+        ran: int64 [items], rounds of each item.
+        rounds_of: item -> its rounds.
+        rounds, seconds: of the batch; of each of its rounds.
+        memory: K/V pages (see `lm.memory`).
+        recorded: whether rounds came from a recording.
+    """
+
+    fields: dict[str, torch.Tensor]
+    stop_state: torch.Tensor
+    log_evidence: torch.Tensor
+    ran: torch.Tensor
+    rounds_of: Callable[[int], list[Round]]
+    rounds: int
+    seconds: list[float]
+    memory: dict[str, Any]
+    recorded: bool
+
+
+@dataclass
+class Starts:
+    """Texts that are begun already, for a batch of one particle a group: what `Particles` holds of them, [items, 1, ...] and
+    [items], and the items that there are."""
+
+    items: list[int]
+    state: dict[str, torch.Tensor]
+
+    def tokens(self, item: int) -> list[int]:
+        """What is written of an item."""
+        return self.state["tokens"][item, 0, : self.state["length"][item, 0]].tolist()
+
+
 class Batch:
-    """Items (a prompt and a run) take the places of groups as they fall free."""
+    """Items (a prompt and a run) take the places of groups as they fall free.
+
+    Args:
+        plan, world, algorithm: of the run.
+        prompts, encoded, for_draft: of each prompt; the token ids that each factor reads of it; those that the draft reads.
+        keys: the item key of each prompt.
+        shape: (groups, particles).
+        starts: texts to go on with, in place of empty ones.
+    """
 
     def __init__(
         self,
@@ -37,10 +86,11 @@ class Batch:
         for_draft: list[tuple[int, ...]],
         keys: list[int],
         shape: tuple[int, int],
+        starts: Starts | None = None,
     ):
         self.plan, self.world, self.algorithm = plan, world, algorithm
         self.prompts, self.encoded, self.for_draft = prompts, encoded, for_draft
-        self.keys, self.shape = keys, shape
+        self.keys, self.shape, self.starts = keys, shape, starts
         items, device = len(prompts) * plan.runs, world.keys.item.device
         factors = len(plan.target.lms)
         self.particles = Particles.empty(*shape, plan.max_tokens, factors, device)
@@ -50,21 +100,22 @@ class Batch:
             value = getattr(blank, name)
             dtype = torch.int32 if value.dtype == torch.int64 else value.dtype
             self.fields[name] = torch.zeros(items, *value.shape[1:], dtype=dtype)
+        self.stop_state = torch.zeros(items, shape[1], dtype=torch.int64)
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
         self.memory = Memory(self._plain_readers())
         self.history: list[RoundInfo] = []
         self.seconds: list[float] = []  # of each round of the batch
-        self.launched, self.recorded = 0, False  # rounds, and whether they came from a recording
+        self.launched = 0  # rounds
         self.place = np.zeros((items, 3), np.int64)  # of each item: its group, first round and end in the history
 
-    def run(self, progress: bool | None) -> None:
+    def run(self, progress: bool | None) -> Done:
         """Runs all items to their end. Recorded rounds are read one late, so that the device has work meanwhile."""
-        items = len(self.prompts) * self.plan.runs
-        queue, free, busy = deque(range(items)), list(range(self.shape[0])), {}
-        tokens, budget = 0, items * self.plan.max_tokens
+        queue = deque(range(len(self.log_evidence)) if self.starts is None else self.starts.items)
+        free, busy = list(range(self.shape[0])), {}
+        tokens, budget = 0, len(queue) * self.plan.max_tokens
         rounds = Rounds(self.particles, self.world, self.algorithm)
         reports: deque[Report] = deque()
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         with Progress("sampling", budget, progress) as bar:
             while queue or busy:
                 if queue and free:
@@ -73,14 +124,15 @@ class Batch:
                     busy.update(taken)
                 info = rounds()
                 self.particles, self.launched = rounds.particles, self.launched + 1
-                reports.append(Report(info, self.particles, self._flags(), self.memory.tables()))
+                reports.append(Report(info, self.particles, self._flags(), [*self.memory.tables(), *self._finished()]))
                 while reports and not (len(reports) == 1 and rounds.wanted and self._may_go_on(busy.values())):
-                    done, length = self.read(reports.popleft())
-                    now = time.perf_counter()
-                    self.seconds.append(now - began)
-                    began = now
-                    # An item that came after the round that was read is not meant.
-                    ended = {g: item for g, item in busy.items() if done[g] and self.place[item, 1] < len(self.history)}
+                    ended, length = self.read(reports.popleft(), busy)
+                    # A group that collapses still moves: what is kept of it, and drawn from, is the state after the last round
+                    # that was launched, so that round counts too. Which one that is follows from what the rounds before have
+                    # shown, and any round that the past alone decides on may be the last one with N particles (`collapse`).
+                    while ended and self.plan.collapse and reports:
+                        more, length = self.read(reports.popleft(), busy)
+                        ended |= more
                     if ended:
                         self.collect(ended)
                         for group in ended:
@@ -88,22 +140,43 @@ class Batch:
                         free.extend(ended)
                         tokens += len(ended) * self.plan.max_tokens
                     bar.update(tokens + int(length[list(busy)].sum()))
-        self.recorded = rounds.recorded is not None
+        return Done(
+            fields=self.fields,
+            stop_state=self.stop_state,
+            log_evidence=self.log_evidence,
+            ran=torch.from_numpy(self.place[:, 2] - self.place[:, 1]),
+            rounds_of=functools.partial(_rounds_of, self.history, self.place),
+            rounds=len(self.history),
+            seconds=self.seconds,
+            memory=self.memory.summary(),
+            recorded=rounds.recorded is not None,
+        )
 
-    def read(self, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keeps what a round says; which groups are done, bool [G], and their longest samples, int64 [G]."""
+    def read(self, report: Report, busy: dict[int, int]) -> tuple[dict[int, int], torch.Tensor]:
+        """Keeps what a round says; which groups of `busy` have ended with it, {group: item}, and the longest sample of every
+        group, int64 [G]. With `collapse` a group ends when its first particle has."""
         info, done, length, broken = report.read()
         if broken:
             for reader in self._readers():
                 reader.verify()
             self.world.scorer.verify()
         self.history.append(info)
-        self.memory.note(report.tables)
-        return done, length
+        tables = list(report.tables)
+        over = done | tables.pop() if self.plan.collapse else done
+        self.memory.note(tables)
+        now = time.perf_counter()
+        self.seconds.append(now - self.began)
+        self.began = now
+        # An item that came after the round that was read is not meant.
+        return {g: item for g, item in busy.items() if over[g] and self.place[item, 1] < len(self.history)}, length
 
     def _flags(self) -> list[torch.Tensor]:
         """bool [], what must not have happened."""
         return [reader.broken for reader in self._readers()] + [self.world.scorer.infinite]
+
+    def _finished(self) -> list[torch.Tensor]:
+        """bool [G], the groups in which some particle has finished, if that is of interest."""
+        return [self.particles.finished.any(-1)] if self.plan.collapse else []
 
     def _may_go_on(self, items: Iterable[int]) -> bool:
         """Whether some item may have room for another round after those launched, as far as is known without reading."""
@@ -114,26 +187,36 @@ class Batch:
         """Groups begin anew with these items: {group: item}."""
         groups = list(taken)
         which = [item // self.plan.runs for item in taken.values()]
-        ids = [[factor[p] for p in which] for factor in self.encoded]
+        begun = [[] if self.starts is None else self.starts.tokens(item) for item in taken.values()]
+        ids = [[(*factor[p], *text) for p, text in zip(which, begun, strict=True)] for factor in self.encoded]
         self.world.scorer.admit(groups, ids)
-        self.algorithm.proposal.admit(groups, [self.for_draft[p] for p in which])
+        self.algorithm.proposal.admit(groups, [(*self.for_draft[p], *text) for p, text in zip(which, begun, strict=True)])
         self.world.potentials.restart(groups, [self.prompts[p] for p in which])
         self.particles.restart(groups)
         keys = self.world.keys
         where = torch.tensor(groups, device=keys.item.device)
+        if self.starts is not None:
+            for reader in self._plain_readers():
+                reader.count(groups, [len(text) for text in begun])
+            for name, values in self.starts.state.items():
+                field = getattr(self.particles, name)
+                field[where] = values[list(taken.values())].to(field.device, field.dtype)
         keys.item[where] = torch.tensor([self.keys[p] for p in which], device=where.device)
         keys.run[where] = torch.tensor([item % self.plan.runs for item in taken.values()], device=where.device)
         for group, item in taken.items():
             self.place[item] = group, self.launched, 0
 
     def collect(self, ended: dict[int, int]) -> None:
-        """Keeps the results of finished groups."""
+        """Keeps the results of groups, in which nothing moves any more afterwards."""
         groups, items = torch.tensor(list(ended)), torch.tensor(list(ended.values()))
         where = groups.to(self.particles.length.device)
         for name, kept in self.fields.items():
             kept[items] = getattr(self.particles, name)[where].to("cpu", kept.dtype)
+        self.stop_state[items] = self.particles.stop_state[where].cpu()
         self.log_evidence[items] = self.history[-1].log_evidence[groups]
         self.place[items, 2] = len(self.history)
+        if self.plan.collapse:
+            self.particles.retire(list(ended))
 
     def _plain_readers(self) -> list[Reader]:
         """Of every model, in the order of `info["models"]`."""
@@ -143,47 +226,24 @@ class Batch:
         proposal = self.algorithm.proposal
         return [*self.world.scorer.readers] + ([proposal.reader] if isinstance(proposal, DraftProposal) else [])
 
-    def record(self, text_of: Any, piece_of: Callable[[int], bytes]) -> Record:
-        """The results of all items."""
-        fields, history, place = self.fields, self.history, self.place
 
-        def texts_of(item: int) -> list[str]:
-            return text_of(fields["tokens"][item], fields["length"][item], fields["reason"][item])
-
-        def rounds_of(item: int) -> list[Round]:
-            group, first, end = place[item]
-            return [
-                Round(
-                    ess=float(info.ess[group]),
-                    resampled=bool(info.resampled[group]),
-                    log_evidence=float(info.log_evidence[group]),
-                    chi_square=float(info.chi_square[group]),
-                    deaths=int(info.deaths[group]),
-                    log_weight=info.log_weight[group].tolist(),
-                    log_left=info.log_left[group].tolist(),
-                    ancestors=info.ancestors[group].tolist(),
-                    tokens=[row[:n] for row, n in zip(info.tokens[group].tolist(), info.counts[group].tolist(), strict=True)],
-                    counts=info.counts[group].tolist(),
-                    judged=int(info.judged[group]),
-                    accepted=int(info.accepted[group]),
-                )
-                for info in history[first:end]
-            ]
-
-        return Record(
-            fields=fields,
-            log_evidence=self.log_evidence,
-            prompts=[prompt.text for prompt in self.prompts],
-            runs=self.plan.runs,
-            settings=self.plan.settings(),
-            info={
-                "rounds": len(history),
-                "tokens": int(fields["length"].sum()),
-                "tokens_per_second": float(fields["length"].amax(-1).sum()) / max(sum(self.seconds), 1e-9),
-                "step_seconds": {f"p{p}": float(np.percentile(self.seconds, p)) for p in (50, 95)},
-            },
-            texts_of=texts_of,
-            piece_of=piece_of,
-            rounds_of=rounds_of,
-            keys=self.keys,
+def _rounds_of(history: list[RoundInfo], place: np.ndarray, item: int) -> list[Round]:
+    """What happened to an item, round by round."""
+    group, first, end = place[item]
+    return [
+        Round(
+            ess=float(info.ess[group]),
+            resampled=bool(info.resampled[group]),
+            log_evidence=float(info.log_evidence[group]),
+            chi_square=float(info.chi_square[group]),
+            deaths=int(info.deaths[group]),
+            log_weight=info.log_weight[group].tolist(),
+            log_left=info.log_left[group].tolist(),
+            ancestors=info.ancestors[group].tolist(),
+            tokens=[row[:n] for row, n in zip(info.tokens[group].tolist(), info.counts[group].tolist(), strict=True)],
+            counts=info.counts[group].tolist(),
+            judged=int(info.judged[group]),
+            accepted=int(info.accepted[group]),
         )
+        for info in history[first:end]
+    ]

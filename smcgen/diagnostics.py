@@ -21,7 +21,8 @@ NARROW = math.log(10)  # nats: a step at which the masks leave less than a tenth
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Per run and round where a field is a list of lists: [runs][rounds].
+    """Per run and round where a field is a list of lists: [runs][rounds]. Rounds of a text that goes on alone after a collapse
+    have no weights, and are left out.
 
     Attributes:
         particles, runs: N and R.
@@ -125,15 +126,16 @@ def diagnose(
     """The diagnostics of R runs of N particles.
 
     Args:
-        weights: float64 [R, N], shares of the answer; all 0 if no particle survived.
-        roots: int64 [R, N], the first particle that each descends from.
+        weights: float64 [R, N], shares of the answer; all 0 if no particle survived. After a collapse, [R, 1].
+        roots: int64 [R, N], the first particle that each descends from; [R, 1] likewise.
         rounds: of each run.
         cut_probability, info: as in `Posterior`.
     """
-    runs, n = weights.shape
+    judged, accepted = (sum(getattr(r, name) for run in rounds for r in run) for name in ("judged", "accepted"))
+    runs, n = len(rounds), len(rounds[0][0].counts)
+    rounds = [[r for r in run if len(r.counts) == n] for run in rounds]
     run_shares, lost = weights.sum(-1), np.array([barred(run) for run in rounds])
     memory = info.get("memory", {})
-    judged, accepted = (sum(getattr(r, name) for run in rounds for r in run) for name in ("judged", "accepted"))
     return Diagnostics(
         particles=n,
         runs=runs,

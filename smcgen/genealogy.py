@@ -63,4 +63,4 @@ def branches(rounds: list[Round], weights: np.ndarray, piece_of: Callable[[int],
 
 def lost(rounds: list[Round]) -> list[int]:
     """Per round, how many particles its resampling left without offspring."""
-    return [len(r.ancestors) - len(set(r.ancestors)) for r in rounds]
+    return [len(r.counts) - len(set(r.ancestors)) for r in rounds]

@@ -22,7 +22,7 @@ END_TOKEN = "EOS"
 def genlm_record(rounds: list[Round], piece_of: Callable[[int], bytes]) -> list[dict[str, Any]]:
     """The steps of one run; `piece_of` gives the bytes of a token."""
     steps: list[dict[str, Any]] = []
-    count = len(rounds[0].ancestors)
+    count = len(rounds[0].counts)
     written, before = [0] * count, [0.0] * count
     ancestors = None  # of the resampling that opens the step
     for number, r in enumerate(rounds, 1):
@@ -31,7 +31,7 @@ def genlm_record(rounds: list[Round], piece_of: Callable[[int], bytes]) -> list[
         mode = "init" if number == 1 else "smc_step" if ancestors is None else "resample"
         weights = _log_weights(r)
         particles = []
-        for n in range(count):
+        for n in range(len(r.counts)):
             added = "|".join(_escape(piece_of(token)) for token in r.tokens[n])
             change = 0.0 if weights[n] == before[n] else weights[n] - before[n]
             particles.append(
@@ -39,7 +39,7 @@ def genlm_record(rounds: list[Round], piece_of: Callable[[int], bytes]) -> list[
             )
             written[n] += len(added)
         steps.append({"step": number, "mode": mode, **({"ancestors": ancestors} if ancestors else {}), "particles": particles})
-        before, ancestors = weights, r.ancestors if r.resampled else None
+        before, ancestors = weights, r.ancestors if r.resampled or len(r.ancestors) < len(r.counts) else None
     if ancestors is not None:  # the last round ended with copies of what had ended before
         evidence = rounds[-1].log_evidence
         particles = [

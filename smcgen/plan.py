@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from smcgen.drafts.hedge import POLICIES
+from smcgen.drafts.arms import check_policy, look_ups, read_state, rivals_of
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, WHOLE, Factor, Handle, Target, Truncation, is_text
+from smcgen.target import LM, WHOLE, Factor, Target, Truncation, is_text
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
 # Where a draft misses what the target wants, weights alone do not find it again; a few rejections do.
 DEFAULT_LENIENCY = 2.0
+MOST_CHAINS = 8  # of the text that is left after a collapse; more are hardly ever needed
 MODES = ("smc", "exact")  # and "auto", which becomes one of them before a plan is made
 
 
@@ -55,6 +54,7 @@ class Plan:
     reward: str
     policy_state: dict[str, Any] | None
     arm_costs: tuple[float, ...]
+    collapse: bool
 
     @property
     def arms(self) -> list[tuple[int, int]]:
@@ -84,8 +84,7 @@ class Plan:
     @property
     def plain(self) -> bool:
         """Whether the target is a language model as it is, so that its evidence is 1."""
-        alone = not self.target.potentials and len(self.target.lms) == 1 and self.target.lms[0][1] == 1
-        return alone and self.on_budget == "truncate"
+        return _is_plain(self.target, self.on_budget)
 
     def without_draft(self) -> Plan:
         """The same run with the target as its own proposal."""
@@ -93,6 +92,14 @@ class Plan:
         return replace(
             self, draft=None, rivals=(), blocks=(DEFAULT_BLOCK,), block=DEFAULT_BLOCK, chains=1, leniency=leniency,
             draft_temperature=None, verification="token", draft_costs=(), arm_costs=(), policy_state=None,
+        )  # fmt: skip
+
+    def alone(self) -> Plan:
+        """How the text that is left after a collapse goes on: in exact mode, with the rows of its group as chains."""
+        chains = 1 if self.draft is None else min(self.rows, MOST_CHAINS)
+        judged = "token" if self.draft is None or chains > 1 else "block"
+        return replace(
+            self, particles=1, chains=chains, leniency=1.0, mode="exact", verification=judged, collapse=False
         )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
@@ -126,6 +133,7 @@ class Plan:
             "chains": self.chains,
             "verification": self.verification if self.draft is not None else None,
             "candidates": self.candidates,
+            "collapse": self.collapse,
         }
 
 
@@ -154,6 +162,7 @@ def make_plan(
     reward: str = "speed",
     policy_state: Any = None,
     arm_costs: Sequence[float] | None = None,
+    collapse: bool | None = False,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -187,9 +196,9 @@ def make_plan(
     rivals: tuple[LM, ...] = ()
     draft = look_ups(draft, target.lms[0][0])
     if isinstance(draft, Sequence) and not isinstance(draft, str):
-        draft, rivals = _rivals(draft, leniency, policy, draft_costs)
+        draft, rivals = rivals_of(draft, leniency, policy, draft_costs)
     else:
-        _check_policy(policy, draft_costs, draft)
+        check_policy(policy, draft_costs, draft)
         if len(blocks) == 1 and draft_costs is not None:
             raise UsageError("draft_costs has no effect without several drafts or block lengths: leave it out")
     several = bool(rivals) or len(blocks) > 1
@@ -270,57 +279,8 @@ def make_plan(
         target, draft, particles, max(blocks), max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
         rivals, policy, costs, verification, blocks, reward, read_state(policy_state), arm_costs,
+        _check_collapse(collapse, target, on_budget, particles, mode, anneal),
     )  # fmt: skip
-
-
-def look_ups(draft: Any, base: LM) -> Any:
-    """`draft` with "ngram" and every `NGram` in it made a language model beside `base`."""
-    if isinstance(draft, Sequence) and not isinstance(draft, str):
-        return [look_ups(one, base) for one in draft]
-    if draft == "ngram":
-        draft = NGram()
-    return LM(Handle(draft, source=base.handle)) if isinstance(draft, NGram) else draft
-
-
-def _rivals(
-    drafts: Sequence[Any], leniency: float | None, policy: str, costs: Sequence[float] | None
-) -> tuple[LM, tuple[LM, ...]]:
-    """The first of several drafts, and the others."""
-    if not drafts or not all(isinstance(draft, LM | str) for draft in drafts):
-        raise UsageError(f"draft={drafts!r}: give LMs or names of models, at least one")
-    first, *others = [LM(draft) if isinstance(draft, str) else draft for draft in drafts]
-    if others and leniency == math.inf:
-        raise UsageError("several drafts need mode='exact' or a finite leniency: what is accepted tells them apart")
-    if any((d.temperature, d.truncation, d.prompt) != (first.temperature, first.truncation, first.prompt) for d in others):
-        raise UsageError("several drafts must share their temperature, truncation and prompt: use draft_temperature")
-    _check_policy(policy, costs, drafts)
-    return first, tuple(others)
-
-
-def _check_policy(policy: str, costs: Sequence[float] | None, drafts: Any) -> None:
-    if policy not in POLICIES:
-        raise UsageError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
-    check_costs(costs, drafts)
-
-
-def check_costs(costs: Any, drafts: Any) -> None:
-    """Raises UsageError unless `costs` is None or has a number for each of `drafts` (one, or a list)."""
-    count = len(drafts) if isinstance(drafts, Sequence) and not isinstance(drafts, str) else 1
-    numbers: Sequence[Any] = [] if isinstance(costs, str) or not isinstance(costs, Sequence) else costs
-    if costs is not None and (len(numbers) != count or not all(_is_number(c) and 0 <= c < math.inf for c in numbers)):
-        raise UsageError(f"draft_costs={costs!r}: give a number for each draft, the cost of a token in forwards of the target")
-
-
-def read_state(state: Any) -> dict[str, Any] | None:
-    """What a policy has learned: `info["policy_state"]` of another run, or the path of a JSON file that holds it."""
-    if isinstance(state, str | Path):
-        try:
-            state = json.loads(Path(state).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"policy_state {str(state)!r}: cannot be read ({error})") from None
-    if state is not None and not (isinstance(state, dict) and isinstance(state.get("arrays"), dict)):
-        raise UsageError("policy_state: give info['policy_state'] of another run, or the path of a JSON file that holds it")
-    return state
 
 
 def _is_number(value: Any) -> bool:
@@ -329,7 +289,7 @@ def _is_number(value: Any) -> bool:
 
 def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None, on_budget: str) -> None:
     """Raises UsageError unless one lossless sequence can have this law."""
-    if target.potentials or len(target.lms) != 1 or target.lms[0][1] != 1:
+    if not _is_plain(target, "truncate"):
         raise UsageError(
             f"mode='exact' draws from one language model alone, not from {target!r}: use mode='smc' for powers, products and "
             "potentials"
@@ -339,6 +299,32 @@ def _check_exact(target: Target, particles: int | None, leniency: float | None, 
     for name, given in (("particles", particles not in (None, 1)), ("leniency", leniency not in (None, 1)), ("anneal", anneal)):
         if given:
             raise UsageError(f"{name} has no place in mode='exact' (one particle, leniency 1): leave it out, or use mode='smc'")
+
+
+def _is_plain(target: Target, on_budget: str) -> bool:
+    """Whether a target is a language model as it is."""
+    alone = not target.potentials and len(target.lms) == 1 and target.lms[0][1] == 1
+    return alone and on_budget == "truncate"
+
+
+def _check_collapse(
+    collapse: bool | None, target: Target, on_budget: str, particles: int, mode: str, anneal: Ramp | None
+) -> bool:
+    """Whether a run ends at its first finish; None: where that is legal and does something."""
+    if collapse not in (None, True, False):
+        raise UsageError(f"collapse={collapse!r}: give True, False, or None (where it is possible)")
+    reason = None
+    if mode == "exact" or particles == 1:
+        reason = "collapse has no effect on one particle" + ", which mode='exact' draws" * (mode == "exact")
+    elif not _is_plain(target, on_budget):
+        reason = "collapse is for plain text: what goes on alone would have no weight for " + (
+            f"{target!r}" if on_budget == "truncate" else "on_budget='condition'"
+        )
+    elif anneal is not None:
+        reason = "collapse has no place beside anneal, under which particles do not stand for the model until the end"
+    if collapse and reason is not None:
+        raise UsageError(f"{reason}: leave it out")
+    return collapse is not False and reason is None
 
 
 def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mode: str) -> float:

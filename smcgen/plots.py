@@ -49,7 +49,7 @@ def plot(post: Posterior, path: str | Path | None = None) -> Figure:
     """All pictures of a posterior on one page, written to `path` (.png, .pdf or .svg) if one is given."""
     check_plot(path)
     run = _best_run(post)
-    leaves = len(post.rounds[run][0].ancestors)
+    leaves = len(post.rounds[run][-1].ancestors)
     tokens = 0.0 if post.failed else 0.5 + 0.42 * len(_lines(post, post.sample, 13.0))
     heights = [2.3, _tree_height(leaves), 2.5, tokens] if tokens else [2.3, _tree_height(leaves)]
     figure = _figure(14, sum(heights) + 0.75 * len(heights))

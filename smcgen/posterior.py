@@ -110,6 +110,8 @@ class Posterior:
         if len(self._items) > 1:
             z = np.exp(self.run_log_evidence - self.run_log_evidence.max())
             return float(z.std(ddof=1) / z.mean() / math.sqrt(len(z))), f"spread of {len(z)} runs"
+        if self.collapsed is not None:
+            return None, "one run that collapsed to one text: use runs=R"
         if self.settings["resampling"] != "multinomial":
             return None, "one run under this resampling scheme: use runs=R, or resampling='multinomial'"
         roots = self._record.fields["root"][self._items.start].numpy()
@@ -142,6 +144,14 @@ class Posterior:
             return "no bound on the divergence: the target is not a language model as it is (powers, potentials, 'condition')"
         error = " (one run; runs=R gives its error)" if bound.se is None else f" ± {bound.se:.2g}"
         return f"bound on the divergence of one draw from the language model: {bound.value:.3g} nats{error}"
+
+    @property
+    def collapsed(self) -> list[int] | None:
+        """Per run, after how many rounds its N particles became one, which went on alone (`sample(collapse=True)`); None if
+        runs do not. The evidence is that of the N particles then, and `particles` holds the one of each run."""
+        if not self.settings.get("collapse", False):
+            return None
+        return [sum(len(r.counts) > 1 for r in rounds) for rounds in self.rounds]
 
     @property
     def failed(self) -> bool:
@@ -250,13 +260,15 @@ class Posterior:
 
     @property
     def ess(self) -> list[np.ndarray]:
-        """Per run, the effective sample size before resampling in each round: float64 [rounds]."""
+        """Per run, the effective sample size before resampling in each round: float64 [rounds]; 1 after a collapse."""
         return [np.array([r.ess for r in rounds]) for rounds in self.rounds]
 
     @property
     def ancestors(self) -> list[np.ndarray]:
-        """Per run, int64 [rounds, N]: particle n after round r is a copy of particle ancestors[r, n] before."""
-        return [np.array([r.ancestors for r in rounds]) for rounds in self.rounds]
+        """Per run, int64 [rounds, N]: particle n after round r is a copy of particle ancestors[r, n] before. Where a run has
+        collapsed to one particle, all N columns name it."""
+        n = self.settings["particles"]
+        return [np.array([(r.ancestors * n)[:n] for r in rounds]) for rounds in self.rounds]
 
     @property
     def acceptance(self) -> float | None:

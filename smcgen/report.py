@@ -31,9 +31,10 @@ def summary(posteriors: list[Posterior], seconds: float) -> str:
         post = posteriors[0]
         error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
         n = post.settings["particles"]
-        ess = min(float(run.min()) for run in post.ess)
+        ess = post.diagnostics().summary()["smallest_ess"]
         if post.settings["mode"] != "exact":
             parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
+            parts += [f"collapsed after {max(post.collapsed)} rounds"] * (post.collapsed is not None)
             parts += [post.divergence_note] * (post.divergence_bound is not None and post.settings["draft"] is not None)
         if post.acceptance is not None:
             parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]

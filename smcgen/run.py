@@ -7,12 +7,15 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from smcgen.batch import Batch
+from smcgen.batch import Batch, Done, Starts
+from smcgen.collapse import collapse
 from smcgen.drafts.bandits import Policy
 from smcgen.drafts.hedge import POLICIES
 from smcgen.errors import UsageError
@@ -23,7 +26,7 @@ from smcgen.lm.paged import PagedLM
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.plan import Plan
 from smcgen.potentials.base import STOP, Potential, Prompt
-from smcgen.proposals.base import World
+from smcgen.proposals.base import Proposal, World
 from smcgen.proposals.block import BlockJudgement
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
@@ -41,10 +44,100 @@ SMALL = 30_000_000  # parameters
 DEFAULT_ROWS = 256  # sequences that are read at a time, all groups together
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What a run is made of.
+
+    Attributes:
+        models: of each factor.
+        drafts: the first draft and its rivals, if there are any.
+        vocabulary, potentials: of the models; bound to it.
+        prompts: as potentials see them.
+        encoded, for_draft: the token ids that each factor, and the draft, reads for each prompt.
+        keys: of each prompt.
+        text_of: tokens, lengths and reasons of some rows -> their texts.
+    """
+
+    models: list[LanguageModel]
+    drafts: list[LanguageModel]
+    vocabulary: Vocabulary
+    potentials: list[Potential]
+    prompts: list[Prompt]
+    encoded: list[list[tuple[int, ...]]]
+    for_draft: list[tuple[int, ...]]
+    keys: list[int]
+    text_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[str]]
+
+
+@dataclass
+class Stage:
+    """What came out of a batch: how many groups ran at a time, what potentials took, and how often each arm was used, int64
+    [arms], with a policy that has learned from all rounds of all items, if there was one."""
+
+    done: Done
+    groups: int
+    potential_seconds: float
+    uses: np.ndarray | int = 0
+    policy: Policy | None = None
+
+
 def run(
     plan: Plan, prompts: list[Any], chat: bool | None, keys: list[int], groups: int | None, progress: bool | None
 ) -> Record:
     began = time.perf_counter()
+    loaded = _load(plan, prompts, chat, keys)
+    models, drafts, vocabulary, text_of = loaded.models, loaded.drafts, loaded.vocabulary, loaded.text_of
+    with torch.inference_mode(), _one_thread(plan.deterministic or _small([*models, *drafts])):
+        first = stage = _stage(plan, loaded, groups, progress)
+        done = first.done
+        if plan.collapse:
+
+            def finish(starts: Starts) -> Done:
+                nonlocal stage
+                stage = _stage(plan.alone(), loaded, groups, progress, starts, first.policy)
+                stage.uses = stage.uses + first.uses
+                return stage.done
+
+            done = collapse(done, plan.seed, keys, plan.runs, finish)
+    info: dict[str, Any] = {
+        "rounds": done.rounds,
+        "tokens": int(done.fields["length"].sum()),
+        "tokens_per_second": float(done.fields["length"].amax(-1).sum()) / max(sum(done.seconds), 1e-9),
+        "step_seconds": {f"p{p}": float(np.percentile(done.seconds, p)) for p in (50, 95)},
+    }
+    if plan.collapse:
+        info["collapsed"] = first.done.ran.tolist()
+    if stage.policy is not None:
+        uses = np.asarray(stage.uses).reshape(len(drafts), -1)
+        info["draft_rounds"] = uses.sum(1).tolist()
+        info["block_rounds"] = dict(zip(plan.blocks, uses.sum(0).tolist(), strict=True))
+        info["policy_state"] = stage.policy.state()
+    info.update(
+        seconds=time.perf_counter() - began,
+        potentials=[potential.runs_on for potential in loaded.potentials],
+        potential_seconds=first.potential_seconds,
+        memory=done.memory,
+        cuda_graph=done.recorded,
+        layers={m.name: _layers(m) for m in [*models, *drafts] if isinstance(m, PagedLM)},
+        models=[model.name for model in [*{id(model): model for model in models}.values(), *drafts]],
+        ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
+    )
+    device, dtypes = str(models[0].device), _dtypes(models, drafts[0] if drafts else None)
+    return Record(
+        fields=done.fields,
+        log_evidence=done.log_evidence,
+        prompts=[prompt.text for prompt in loaded.prompts],
+        runs=plan.runs,
+        settings={**plan.settings(), "chat": chat, "groups": first.groups, "device": device, "dtype": dtypes},
+        info=info,
+        texts_of=lambda item: text_of(*(done.fields[name][item] for name in ("tokens", "length", "reason"))),
+        piece_of=vocabulary.tokens.__getitem__,
+        rounds_of=done.rounds_of,
+        keys=keys,
+    )
+
+
+def _load(plan: Plan, prompts: list[Any], chat: bool | None, keys: list[int]) -> Loaded:
     lms = [lm for lm, _ in plan.target.lms]
     models = [lm.load() for lm in lms]
     draft = None if plan.draft is None else plan.draft.load()
@@ -63,66 +156,80 @@ def run(
     # The draft reads the first factor's prompt unless it has its own.
     own = None if plan.draft is None else plan.draft.prompt
     for_draft = encoded[0] if own is None else [vocabulary.encode(own, chat).ids] * len(prompts)
-    items = len(prompts) * plan.runs
-    width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
-    longest = max(len(ids) for factor in [*encoded, for_draft] for ids in factor)
     drafts = [*([draft] if draft else []), *rivals]
+    text_of = functools.partial(_texts, vocabulary, plan.stop)
+    loaded = Loaded(models, drafts, vocabulary, potentials, shown, encoded, for_draft, keys, text_of)
+    longest = _longest(loaded)
     for model in [*models, *drafts]:
         if model.max_tokens is not None and longest + plan.max_tokens > model.max_tokens:
             raise UsageError(
                 f"{model.name!r} reads at most {model.max_tokens} tokens: a prompt of {longest} and max_tokens="
                 f"{plan.max_tokens} do not fit; shorten one of them"
             )
-    width = groups_that_fit(_demands(plan, models, drafts), width, longest, plan.max_tokens + 1, base.device)
+    return loaded
+
+
+def _longest(loaded: Loaded) -> int:
+    """Tokens of the longest prompt that a model reads."""
+    return max(len(ids) for factor in [*loaded.encoded, loaded.for_draft] for ids in factor)
+
+
+def _stage(
+    plan: Plan,
+    loaded: Loaded,
+    groups: int | None,
+    progress: bool | None,
+    starts: Starts | None = None,
+    policy: Policy | None = None,
+) -> Stage:
+    """Runs all items of a plan, or goes on with those of `starts`; `policy` learns from what happens."""
+    models, drafts, vocabulary = loaded.models, loaded.drafts, loaded.vocabulary
+    device = models[0].device
+    items, longest, new_tokens = len(loaded.prompts) * plan.runs, _longest(loaded), plan.max_tokens + 1
+    if starts is not None:
+        lengths = [len(starts.tokens(item)) for item in starts.items]
+        items, longest, new_tokens = len(lengths), longest + max(lengths), new_tokens - min(lengths)
+    width = min(items, groups or max(1, DEFAULT_ROWS // plan.rows))
+    width = groups_that_fit(_demands(plan, models, drafts), width, longest, new_tokens, device)
     shape = (width, plan.particles)
-    room = (longest, plan.max_tokens + 1, plan.deterministic)
-    scorer = Scorer(models, [a for _, a in plan.target.lms], [lm.law for lm in lms], shape, *room, plan.chains)
-    if draft is None:
-        proposal = TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
-    else:
-        reader = Reader(draft, (1, width, plan.rows), *room)
-        if len(plan.arms) > 1:
-            readers = Rivals([reader, *(Reader(rival, (1, width, plan.rows), *room) for rival in rivals)])
-            options = (plan.arms, plan.arm_costs, functools.partial(_policy, plan), plan.reward)
-            proposal = RivalProposal(readers, *plan.draft_law, plan.leniency, plan.chains, *options)
-        elif plan.leniency == math.inf:
-            proposal = DraftProposal(reader, plan.block, *plan.draft_law)
-        else:
-            proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
-        if isinstance(proposal, LenientProposal) and plan.verification == "block":
-            proposal.judgement = BlockJudgement
-    text_of = functools.partial(_texts, vocabulary, plan.stop)
+    room = (longest, new_tokens, plan.deterministic)
+    laws = [lm.law for lm, _ in plan.target.lms]
+    scorer = Scorer(models, [a for _, a in plan.target.lms], laws, shape, *room, plan.chains)
+    proposal = _proposal(plan, drafts, (1, width, plan.rows), room)
+    if isinstance(proposal, RivalProposal) and policy is not None:
+        proposal.together = policy
     exponents = [b for _, b in plan.target.potentials]
     world = World(
         scorer=scorer,
-        potentials=Potentials(potentials, exponents, shape, len(vocabulary), text_of, base.device, plan.chains),
-        ending=_ending(plan, vocabulary, base.device),
-        keys=Keys(plan.seed, *(torch.zeros(width, dtype=torch.int64, device=base.device) for _ in range(2))),
+        potentials=Potentials(loaded.potentials, exponents, shape, len(vocabulary), loaded.text_of, device, plan.chains),
+        ending=_ending(plan, vocabulary, device),
+        keys=Keys(plan.seed, *(torch.zeros(width, dtype=torch.int64, device=device) for _ in range(2))),
         # The standard error from one run's genealogy assumes independent draws.
         stratify=plan.resampling != "multinomial",
     )
     algorithm = Algorithm(proposal, plan.resampling, plan.threshold, plan.anneal)
-    batch = Batch(plan, world, algorithm, shown, encoded, for_draft, keys, shape)
-    with torch.inference_mode(), _one_thread(plan.deterministic or _small([*models, *drafts])):
-        batch.run(progress)
-    record = batch.record(text_of, vocabulary.tokens.__getitem__)
-    record.settings.update(chat=chat, groups=width, device=str(base.device), dtype=_dtypes(models, draft))
+    batch = Batch(plan, world, algorithm, loaded.prompts, loaded.encoded, loaded.for_draft, loaded.keys, shape, starts)
+    stage = Stage(batch.run(progress), width, world.potentials.seconds)
     if isinstance(proposal, RivalProposal):
-        uses = proposal.rounds.reshape(len(drafts), -1)
-        record.info["draft_rounds"] = uses.sum(1).tolist()
-        record.info["block_rounds"] = dict(zip(plan.blocks, uses.sum(0).tolist(), strict=True))
-        record.info["policy_state"] = proposal.policies[0].state()
-    record.info.update(
-        seconds=time.perf_counter() - began,
-        potentials=[potential.runs_on for potential in potentials],
-        potential_seconds=world.potentials.seconds,
-        memory=batch.memory.summary(),
-        cuda_graph=batch.recorded,
-        layers={m.name: _layers(m) for m in [*models, *drafts] if isinstance(m, PagedLM)},
-        models=[reader.lm.name for reader in scorer.readers] + [model.name for model in drafts],
-        ignored_defaults={model.name: getattr(model, "ignored", {}) for model in [*models, *drafts]},
-    )
-    return record
+        stage.uses, stage.policy = proposal.rounds, proposal.together
+    return stage
+
+
+def _proposal(plan: Plan, drafts: list[LanguageModel], shape: tuple[int, int, int], room: tuple[int, int, bool]) -> Proposal:
+    """`shape` and `room` are those of a draft's reader."""
+    if not drafts:
+        return TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
+    reader, *others = (Reader(draft, shape, *room) for draft in drafts)
+    if len(plan.arms) > 1:
+        options = (plan.arms, plan.arm_costs, functools.partial(_policy, plan), plan.reward)
+        proposal = RivalProposal(Rivals([reader, *others]), *plan.draft_law, plan.leniency, plan.chains, *options)
+    elif plan.leniency == math.inf:
+        return DraftProposal(reader, plan.block, *plan.draft_law)
+    else:
+        proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
+    if plan.verification == "block":
+        proposal.judgement = BlockJudgement
+    return proposal
 
 
 def _policy(plan: Plan) -> Policy:

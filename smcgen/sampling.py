@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from smcgen.drafts.arms import check_costs
 from smcgen.drafts.costs import time_forward
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
-from smcgen.plan import Plan, check_costs, make_plan
+from smcgen.plan import Plan, make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
 from smcgen.record import Record
@@ -53,6 +54,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     policy_state: dict[str, Any] | str | Path | None = None,
     baseline: bool = False,
     candidates: int | None = None,
+    collapse: bool | None = False,
     chat: bool | None = None,
     groups: int | None = None,
     keys: Sequence[int] | None = None,
@@ -102,6 +104,9 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             draft that does not pay is warned of.
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
+        collapse: for plain text in mode="smc": once a particle has finished, one is drawn by weight, finished or not, and goes
+            on alone in exact mode, so that nobody waits for the slowest; the result then holds one text of each run. None:
+            where that is possible.
         chat: apply the chat template to a text prompt; None: if there is one and the text has no special tokens of its own.
         groups: groups that run at a time (default: as many as make 256 particles); fewer where memory is short.
         keys: an integer in [0, 2**32) per prompt that keys its randomness (equal keys: equal numbers); default: its index.
@@ -132,7 +137,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             make_plan(
                 target, one, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
                 draft_temperature, deterministic, leniency, 1 if chains is None else chains, "exact" if exact else "smc",
-                candidates, policy, None, verification, reward,
+                candidates, policy, None, verification, reward, collapse=collapse,
             )  # fmt: skip
         check_costs(draft_costs, draft)
         _check_groups(groups)
@@ -153,7 +158,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
         draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
-        reward, policy_state, arm_costs,
+        reward, policy_state, arm_costs, collapse,
     )  # fmt: skip
     if baseline and plan.draft is None and choice is None:
         raise UsageError("baseline has no effect without a draft: name a draft model, or leave it out")
@@ -238,12 +243,13 @@ def generate(lm: LM, prompt: Any = None, *, mode: str = "exact", **options: Any)
     Args:
         lm: the model; its law is `lm.at(temperature=, top_k=, top_p=, min_p=)`, temperature 0 being greedy decoding.
         prompt, options: as in `sample`; a draft makes it faster and changes nothing else.
-        mode: "exact" draws from the law of `lm` itself, and so does "auto", at the speed it finds. "smc" is an approximation;
-            how far it can be off is said in a warning (see `Posterior.divergence_bound`).
+        mode: "exact" draws from the law of `lm` itself, and so does "auto", at the speed it finds. "smc" is an approximation,
+            with `collapse` where that is possible; how far it can be off is said in a warning (see
+            `Posterior.divergence_bound`).
     """
     if not isinstance(lm, LM):
         raise UsageError(f"generate draws from a language model alone, not from {lm!r}: use sample for powers and potentials")
-    result = sample(lm, prompt, mode=mode, **options)
+    result = sample(lm, prompt, mode=mode, **{"collapse": None, **options})
     if result.settings["mode"] != "exact":
         first = result[0] if isinstance(result, Posteriors) else result
         warnings.warn(f"{first.divergence_note}; mode='exact' is exact", stacklevel=2)

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
+from smcgen.drafts.arms import look_ups
 from smcgen.drafts.costs import Costs, measure
 from smcgen.drafts.ngram import NGram
 from smcgen.kernels.categorical import log_softmax
 from smcgen.kernels.truncate import truncate
 from smcgen.kernels.verify import levels
 from smcgen.lm.base import LanguageModel
-from smcgen.plan import look_ups
 from smcgen.target import LM, WHOLE, Factor, Target, Truncation
 
 CHAINS = (1, 2, 4, 8)

@@ -50,6 +50,10 @@ class Reader:
         self.prompt_length.view(-1)[index] = torch.tensor([len(p) for p in flat], device=index.device)
         self.prompt_last.view(-1)[index] = torch.tensor([p[-1] for p in flat], device=index.device)
 
+    def count(self, groups: Sequence[int], generated: Sequence[int]) -> None:
+        """Of the tokens just admitted to these groups, so many at the end are no prompt but generated."""
+        self.prompt_length[:, list(groups), 0] -= torch.tensor(generated, device=self.prompt_length.device)
+
     @property
     def length(self) -> torch.Tensor:
         """int64 [copies, groups, particles]: tokens read."""

@@ -97,6 +97,7 @@ class RivalProposal(LenientProposal):
 
     Attributes:
         rounds: int64 [arms], in which each arm was used.
+        together: a policy that chooses nothing, and learns from the rounds of all groups.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class RivalProposal(LenientProposal):
         round_cost = np.array(costs, np.float64)
         self.worth = round_cost.min() / round_cost / self.block  # reward of one token, at most 1 / block
         self.policies = [make() for _ in range(rivals.shape[1])]
+        self.together = make()
         self.most = torch.zeros_like(rivals.arm)  # tokens that each group drafts
         self.rounds = np.zeros(len(arms), np.int64)
 
@@ -155,7 +157,8 @@ class RivalProposal(LenientProposal):
                 earned = accepted[group].sum() / judged[group].sum()
             else:
                 earned = tokens[group][here].mean() * self.worth[arm] * effective_share(log_weight[group][here])
-            self.policies[group].learn(np.array([arm]), np.array([earned]))
+            for policy in (self.policies[group], self.together):
+                policy.learn(np.array([arm]), np.array([earned]))
 
     def settle(self, judgement: Judgement) -> Block:
         block = super().settle(judgement)
@@ -186,9 +189,9 @@ class RivalProposal(LenientProposal):
                 earned = [a[d] for d, _ in self.arms]
             else:
                 earned = [(a[d] ** np.arange(k + 1)).sum() * w for (d, k), w in zip(self.arms, self.worth, strict=True)]
-            policy = self.policies[group]
-            assert isinstance(policy, Hedge)
-            policy.learn_all(np.array([earned]))
+            for policy in (self.policies[group], self.together):
+                assert isinstance(policy, Hedge)
+                policy.learn_all(np.array([earned]))
 
     def _catch_up(
         self, reader: Reader, particles: Particles, block: Block, groups: torch.Tensor

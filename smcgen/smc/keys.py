@@ -13,7 +13,7 @@ import torch
 from smcgen.kernels.philox import Key, per_slot, per_step, stratified
 
 # What a number is for; proposals that need more purposes take the next free number here.
-DRAFT, BONUS, RESAMPLE, SELECT, ACCEPT, CANDIDATE, CHOOSE = range(7)
+DRAFT, BONUS, RESAMPLE, SELECT, ACCEPT, CANDIDATE, CHOOSE, COLLAPSE = range(8)
 
 MAX_SLOTS, MAX_STEPS, MAX_ROUNDS = 1 << 16, 1 << 16, 1 << 24
 

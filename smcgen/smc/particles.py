@@ -74,6 +74,11 @@ class Particles:
         return self.reason == ALIVE
 
     @property
+    def finished(self) -> torch.Tensor:
+        """bool [G, N]: particles whose samples have come to their end."""
+        return (self.reason != ALIVE) & (self.reason != DEAD)
+
+    @property
     def done(self) -> torch.Tensor:
         """bool [G]: groups in which no particle goes on."""
         return ~self.alive.any(-1)
@@ -102,6 +107,10 @@ class Particles:
         self.drawn[where] = 0
         self.scale[where] = 1
         self.soft_scale[where] = 1
+
+    def retire(self, groups: list[int]) -> None:
+        """No particle of these groups goes on."""
+        self.reason[torch.tensor(groups, device=self.length.device)] = DEAD
 
     def select(self, ancestors: torch.Tensor) -> Particles:
         """Particle n of each group becomes a copy of particle `ancestors[g, n]` of the same group."""
