@@ -6,12 +6,14 @@
 
 With --shapes, forwards of both models run in full, and then their logits are replaced by two fixed laws: p falls by a factor of
 0.5 from token to token (1.4 nats), and q = a p + (1 - a) r with r elsewhere, so that one candidate is accepted with
-probability a (--acceptance). With --model, the drafts are copies of the model with rounded weights, and transformers' own
-`generate`, plain and assisted by the same copy, is measured in the same run.
+probability a (--acceptance). With --model, the drafts are copies of the model with rounded weights. In both, transformers' own
+`generate`, plain and assisted by the same draft, is measured in the same run, one prompt at a time.
 
 Speeds are medians of --repeats runs after one that does not count. "steady" is tokens per forward times texts over the median
 time of a round, which leaves out what a call does once (on a GPU, recording its graph); "times plain" compares steady speeds.
-Every row has its plain baseline from the same call.
+With --shapes, "forwards" is the time of a round's forwards by themselves and "verification" that of `kernels.verify` by itself,
+both as CUDA graphs on a GPU. Every row has its plain baseline from the same machine and versions. Rows that are in the file
+already, from these, are kept; `--minutes` ends a run in time.
 """
 
 from __future__ import annotations
@@ -19,23 +21,28 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import date
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import smcgen as sg
+from benchmarks.about import about, same
 from benchmarks.frontier import PROMPTS
+from smcgen.kernels.verify import verify
 from smcgen.lm.base import Context, LanguageModel
+from smcgen.proposals import judged
 
 ROOT = Path(__file__).parent
+# What is asked of shapes 8b at acceptance 0.75, K = 4 and one text at a time: times plain decoding by M, verification's share.
+BARS, MOST_VERIFICATION = {1: 1.8, 8: 2.1}, 0.03
+CALLS = 16  # of a kernel in one recording
 
 
 class FixedLaw:
@@ -53,7 +60,8 @@ class FixedLaw:
 
     def extend(self, *args: Any) -> torch.Tensor:
         logits = self.lm.extend(*args)
-        return logits.copy_(self.law.to(logits.dtype))
+        self.law = self.law.to(logits.dtype)
+        return logits.copy_(self.law)
 
     def fork(self, *args: Any) -> None:
         self.lm.fork(*args)
@@ -71,13 +79,38 @@ def laws(size: int, acceptance: float) -> tuple[torch.Tensor, torch.Tensor]:
     return p, acceptance * p + (1 - acceptance) * r
 
 
-def pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, sg.LM, sg.LM, list[Any]]]:
-    """(what the draft is, model, draft, prompts)."""
+class FixedHead(torch.nn.Module):
+    """An output layer of a transformers model that costs what it costs and says log `law`."""
+
+    def __init__(self, head: torch.nn.Module, law: torch.Tensor, like: torch.Tensor):
+        super().__init__()
+        self.head, self.law = head, law.log().clamp(min=-40).to(like)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.head(hidden)
+        return logits.copy_(self.law.expand_as(logits))
+
+
+@dataclass
+class Pair:
+    """A model and its draft. hf: transformers' model and draft for the same, and token ids of a prompt, made when called."""
+
+    draft: str
+    lm: sg.LM
+    helper: sg.LM
+    prompts: list[Any]
+    hf: Callable[[], tuple[Any, Any, torch.Tensor]]
+    laws: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
+    """What is measured, one after the other."""
     if arguments.model:
         lm = sg.LM(arguments.model, device=arguments.device, dtype=arguments.dtype)
+        prompts = [[{"role": "user", "content": text}] for text in PROMPTS]
         for bits in arguments.bits:
-            prompts = [[{"role": "user", "content": text}] for text in PROMPTS]
-            yield f"{bits} bits", lm, lm.quantized(bits), prompts
+            helper = lm.quantized(bits)
+            yield Pair(f"{bits} bits", lm, helper, prompts, lambda helper=helper: both(arguments, lm, helper, prompts[0]))
         return
     import benchmarks.round as shapes
 
@@ -90,9 +123,19 @@ def pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, sg.LM, sg.LM, li
     loaded = [sg.LM(net, words).load() for net in nets]
     ids = [[1 + (7 * i + 3 * j) % (size - 2) for j in range(arguments.prompt)] for i in range(max(arguments.batch))]
     for acceptance in arguments.acceptance:
-        p, q = laws(len(loaded[0].vocabulary), acceptance)
-        base, draft = (sg.LM(FixedLaw(lm, law)) for lm, law in zip(loaded, (p, q), strict=True))
-        yield f"acceptance {acceptance:g}", base, draft, ids
+        found = laws(len(loaded[0].vocabulary), acceptance)
+        base, draft = (sg.LM(FixedLaw(lm, law)) for lm, law in zip(loaded, found, strict=True))
+
+        def fixed(found: tuple[torch.Tensor, ...] = found) -> tuple[Any, Any, torch.Tensor]:
+            made = []
+            for net, law in zip(nets, found, strict=True):
+                own = copy.deepcopy(net, {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())})
+                own.set_attn_implementation("sdpa")
+                own.lm_head = FixedHead(own.lm_head, law, own.lm_head.weight)
+                made.append(own)
+            return made[0], made[1], torch.tensor([ids[0]], device=shapes.DEVICE)
+
+        yield Pair(f"acceptance {acceptance:g}", base, draft, ids, fixed, found)
 
 
 def speed(lm: sg.LM, prompts: list[Any], arguments: argparse.Namespace, **options: Any) -> dict[str, Any]:
@@ -116,38 +159,103 @@ def speed(lm: sg.LM, prompts: list[Any], arguments: argparse.Namespace, **option
     }
 
 
-def transformers_speed(
-    arguments: argparse.Namespace, bits: int, prompts: list[Any], assisted: bool, block: int
-) -> Callable[[], float]:
-    """A call that generates with transformers, and returns tokens per second."""
+def both(arguments: argparse.Namespace, lm: sg.LM, helper: sg.LM, prompt: Any) -> tuple[Any, Any, torch.Tensor]:
+    """The file's model and a rounded copy as transformers has them, and the token ids of a prompt."""
     from smcgen.lm import gguf
 
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    lm = sg.LM(arguments.model, device=arguments.device, dtype=arguments.dtype)
-    kind = torch.float32 if device.type == "cpu" and arguments.dtype is None else torch.bfloat16
-    kind = getattr(torch, arguments.dtype) if arguments.dtype else kind
-    net, _ = gguf.load(Path(arguments.model), kind, with_tokenizer=False)
-    net = net.to(device).eval()
+    engine: Any = lm.load()
+    net, _ = gguf.load(Path(arguments.model), engine.shape.dtype, with_tokenizer=False)
+    net = net.to(engine.device).eval()
+    rounded: Any = helper.load()
+    assistant = copy.deepcopy(net)
+    assistant.load_state_dict(rounded.model.state_dict(), strict=False)
+    return net, assistant, torch.tensor([engine.vocabulary.encode(prompt, None).ids], device=engine.device)
+
+
+def generating(net: Any, assistant: Any, ids: torch.Tensor, tokens: int, block: int) -> Callable[[], float]:
+    """A call that generates with transformers, assisted unless `assistant` is None, and returns tokens per second."""
     options: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
-    options |= {"max_new_tokens": arguments.tokens, "min_new_tokens": arguments.tokens, "pad_token_id": 0}
-    if assisted:
-        helper = copy.deepcopy(net)
-        rounded: Any = lm.quantized(bits).load()
-        helper.load_state_dict(rounded.model.state_dict(), strict=False)
-        helper.generation_config.num_assistant_tokens = block
-        helper.generation_config.num_assistant_tokens_schedule = "constant"
-        helper.generation_config.assistant_confidence_threshold = 0.0
-        options["assistant_model"] = helper
-    vocabulary = lm.load().vocabulary
-    encoded = [torch.tensor([vocabulary.encode(prompt, None).ids], device=device) for prompt in prompts]
+    options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
+    if assistant is not None:
+        assistant.generation_config.num_assistant_tokens = block
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = assistant
 
     def call() -> float:
-        made, began = 0, time.perf_counter()
-        for ids in encoded:  # assisted generation takes one prompt at a time
-            made += net.generate(ids, attention_mask=torch.ones_like(ids), **options).shape[1] - ids.shape[1]
+        began = time.perf_counter()
+        made = net.generate(ids, attention_mask=torch.ones_like(ids), **options).shape[1] - ids.shape[1]
+        if ids.is_cuda:
+            torch.cuda.synchronize()
         return made / (time.perf_counter() - began)
 
     return call
+
+
+def recorded(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, replayed from a CUDA graph on a GPU."""
+    import benchmarks.round as shapes
+
+    if not shapes.CUDA:
+        call()
+        return shapes.milliseconds(call)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # compiles
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return shapes.milliseconds(graph.replay)
+
+
+@torch.inference_mode()
+def parts(pair: Pair, batch: int, block: int, chains: int, tokens: int) -> dict[str, float]:
+    """Milliseconds of a round's forwards by themselves, and of its verification by itself."""
+    assert pair.laws is not None
+    base, draft = pair.lm.load(), pair.helper.load()
+    rows, device, size = batch * chains, base.device, len(base.vocabulary)
+    prompt = len(pair.prompts[0])
+    contexts = [lm.open(batch, chains, prompt, tokens) for lm in (base, draft)]
+    for lm, context in zip((base, draft), contexts, strict=True):
+        lm.prefill(context, range(batch), [prompt[:-1] for prompt in pair.prompts[:batch]])
+    length = contexts[0].length.clone()
+    token = torch.ones(rows, block + 1, dtype=torch.int64, device=device)
+    counts = [torch.full((rows,), n, dtype=torch.int64, device=device) for n in (1, 2, block + 1)]
+
+    def forwards() -> None:
+        draft.extend(contexts[1], token[:, :2], counts[1])  # what it is behind, and the last token
+        for _ in range(block - 1):
+            draft.extend(contexts[1], token[:, :1], counts[0])
+        base.extend(contexts[0], token, counts[2])
+        for lm, context in zip((base, draft), contexts, strict=True):
+            lm.trim(context, length)
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    p, q = (law.log().clamp(min=-40).to(device, dtype) for law in pair.laws)
+    target, drafted = p.expand(batch, chains, block + 1, size).contiguous(), q.expand(batch, chains, block, size).contiguous()
+    ids = torch.multinomial(pair.laws[1].to(device), CALLS * rows * block, replacement=True).view(CALLS, batch, chains, block)
+    uniform = torch.rand(CALLS, batch, chains, block, dtype=torch.float64, device=device)
+    last = torch.rand(CALLS, batch, dtype=torch.float64, device=device)
+
+    def verification() -> None:
+        for i in range(CALLS):  # the logits are in the cache, as those that a product has just written
+            verify(target, drafted, ids[i], uniform[i], last[i], block=chains == 1)
+
+    return {"forwards_ms": recorded(forwards), "verification_ms": recorded(verification) / CALLS}
+
+
+def bars(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What was asked for, and whether it is there."""
+    for row in rows:
+        if row["draft"] == "acceptance 0.75" and row["batch"] == 1 and row.get("block") == 4:
+            wanted, share = BARS.get(row["chains"]), row["verification_ms"] / row["step_ms"]["p50"]
+            if wanted is not None:
+                met = "met" if row["speedup"] >= wanted else "MISSED"
+                yield f"K=4, M={row['chains']}: {row['speedup']:.2f} times plain, {wanted} wanted: {met}"
+            met = "met" if share <= MOST_VERIFICATION else "MISSED"
+            yield f"K=4, M={row['chains']}: verification {share:.1%} of a round, {MOST_VERIFICATION:.0%} wanted at most: {met}"
 
 
 def main() -> None:
@@ -155,9 +263,9 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 5, 8])
     parser.add_argument("--shapes", choices=["8b", "tiny"])
-    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.75, 0.9])
-    parser.add_argument("--device")
-    parser.add_argument("--dtype")
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.75])
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+    parser.add_argument("--dtype", help="with --model; default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--block", type=int, nargs="+", default=[4])
@@ -166,63 +274,78 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--minutes", type=float, default=8, help="begin no row after so long")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if (arguments.model is None) == (arguments.shapes is None):
         parser.error("give --model or --shapes")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    began = time.perf_counter()
     cuda = arguments.device != "cpu" and torch.cuda.is_available()
-    data: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s)",
-        "versions": {"smcgen": sg.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    head = about(arguments.device) | {
         "what": Path(arguments.model).name if arguments.model else f"random weights, shapes {arguments.shapes}",
         "tokens": arguments.tokens,
         "prompt": arguments.prompt if arguments.shapes else None,
-        "rows": [],
+        "dtype": arguments.dtype or ("bfloat16" if cuda else "float32"),
+        "judged_by": "kernels.verify" if ("cuda" if cuda else "cpu") in judged.DEVICES else "proposals.lenient",
     }
     name = "model" if arguments.model else arguments.shapes
     output = arguments.output or ROOT / f"results/exact_{name}_{'cuda' if cuda else 'cpu'}.json"
-    head = f"{'draft':16} {'batch':>5} {'rule':>22} {'tokens/s':>9} {'steady':>9} {'times plain':>11} {'tokens/pass':>11}"
-    print(f"{head} {'accepted':>8} {'ms':>7}")
+    old = json.loads(output.read_text()) if output.exists() else {}
+    rows: list[dict[str, Any]] = old["rows"] if same(old, head) else []
+    line = f"{'draft':16} {'batch':>5} {'rule':>22} {'tokens/s':>9} {'steady':>9} {'times plain':>11} {'tokens/pass':>11}"
+    print(f"{line} {'accepted':>8} {'ms':>7} {'forwards':>8} {'verified':>8}")
 
-    def add(draft: str, batch: int, rule: str, row: dict[str, Any]) -> None:
-        steady = row.setdefault("steady_tokens_per_second", row["tokens_per_second"])
-        row = {
-            "draft": draft,
-            "batch": batch,
-            "rule": rule,
-            "speedup": steady / plains[batch]["steady_tokens_per_second"],
-            **row,
-        }
-        data["rows"].append(row)
+    def add(draft: str, batch: int, rule: str, call: Callable[[], dict[str, Any]]) -> None:
+        """Measures a row unless it is there, and shows it."""
+        row = next((r for r in rows if (r["draft"], r["batch"], r["rule"]) == (draft, batch, rule)), None)
+        if row is None:
+            if time.perf_counter() - began > 60 * arguments.minutes:
+                raise SystemExit("time is up: call again for the rest")
+            found = call()
+            found.setdefault("steady_tokens_per_second", found["tokens_per_second"])
+            plain = next((r for r in rows if (r["rule"], r["batch"]) == ("plain", batch)), found)
+            times = found["steady_tokens_per_second"] / plain["steady_tokens_per_second"]
+            row = {"draft": draft, "batch": batch, "rule": rule, "speedup": times, **found}
+            rows.append(row)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
         cells = [row.get("tokens_per_pass"), row.get("acceptance"), row.get("step_ms", {}).get("p50")]
-        shown = [("" if x is None else f"{x:{f}}") for x, f in zip(cells, (".2f", ".3f", ".1f"), strict=True)]
-        head = f"{draft:16} {batch:5} {rule:>22} {row['tokens_per_second']:9.1f} {steady:9.1f} {row['speedup']:11.2f}"
-        print(f"{head} {shown[0]:>11} {shown[1]:>8} {shown[2]:>7}", flush=True)
-        output.parent.mkdir(exist_ok=True)
-        output.write_text(json.dumps(data, indent=1) + "\n")
+        cells += [row.get("forwards_ms"), row.get("verification_ms")]
+        shown = [("" if x is None else f"{x:{f}}") for x, f in zip(cells, (".2f", ".3f", ".2f", ".2f", ".3f"), strict=True)]
+        speeds = f"{row['tokens_per_second']:9.1f} {row['steady_tokens_per_second']:9.1f} {row['speedup']:11.2f}"
+        line = f"{draft:16} {batch:5} {rule:>22} {speeds} {shown[0]:>11} {shown[1]:>8}"
+        print(line, *(f"{cell:>{w}}" for cell, w in zip(shown[2:], (7, 8, 8), strict=True)), flush=True)
 
-    plains: dict[int, dict[str, Any]] = {}
-    for draft, lm, helper, prompts in pairs(arguments):
+    for pair in pairs(arguments):
         for batch in arguments.batch:
-            some = (prompts * batch)[:batch]
-            if batch not in plains:
-                plains[batch] = speed(lm, some, arguments)
-                add("none", batch, "plain", plains[batch])
+            some = (pair.prompts * batch)[:batch]
+            add("none", batch, "plain", lambda pair=pair, some=some: speed(pair.lm, some, arguments))
             for block in arguments.block:
                 for chains in arguments.chains:
-                    row = speed(lm, some, arguments, draft=helper, block=block, chains=chains)
-                    add(draft, batch, f"exact K={block} M={chains}", row)
-        if arguments.model and 1 in plains and not arguments.no_transformers:
+
+                    def row(pair=pair, some=some, block=block, chains=chains) -> dict[str, Any]:
+                        found = {"block": block, "chains": chains}
+                        found |= speed(pair.lm, some, arguments, draft=pair.helper, block=block, chains=chains)
+                        return found | (parts(pair, len(some), block, chains, 2 * block) if pair.laws else {})
+
+                    add(pair.draft, batch, f"exact K={block} M={chains}", row)
+        if 1 in arguments.batch and not arguments.no_transformers:
             for assisted in (False, True):
-                call = transformers_speed(arguments, int(draft[0]), prompts[:1], assisted, arguments.block[0])
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    rate = statistics.median([call() for _ in range(arguments.repeats + 1)][1:] or [call()])
-                rule = f"transformers {'assisted' if assisted else 'plain'}"
-                add(draft, 1, rule, {"tokens_per_second": rate})
+
+                def rate(pair=pair, assisted=assisted) -> dict[str, Any]:
+                    net, assistant, ids = pair.hf()
+                    call = generating(net, assistant if assisted else None, ids, arguments.tokens, arguments.block[0])
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        call()
+                        repeats = max(1, arguments.repeats if arguments.model else 1)  # slow, and steady
+                        return {"tokens_per_second": statistics.median(call() for _ in range(repeats))}
+
+                draft, rule = (pair.draft, "transformers assisted") if assisted else ("none", "transformers plain")
+                add(draft, 1, rule, rate)
+    print("\n".join(bars(rows)))
 
 
 if __name__ == "__main__":
