@@ -13,7 +13,8 @@ Speeds are medians of --repeats runs after one that does not count. "steady" is 
 time of a round, which leaves out what a call does once (on a GPU, recording its graph); "times plain" compares steady speeds.
 With --shapes, "forwards" is the time of a round's forwards by themselves and "verification" that of `kernels.verify` by itself,
 both as CUDA graphs on a GPU. Every row has its plain baseline from the same machine and versions. Rows that are in the file
-already, from these, are kept; `--minutes` ends a run in time.
+already, from these, are kept; `--minutes` ends a run in time. Files: exact_8b_cuda.json, exact_model_cuda.json,
+exact_model_cpu.json.
 """
 
 from __future__ import annotations
