@@ -25,7 +25,7 @@ from smcgen.potentials.engine import Engine, Matcher, read
 from smcgen.potentials.history import ROOT, History
 from smcgen.potentials.stopping import StopEngine
 
-MASK_BYTES = 1 << 26  # masks kept for histories that may come again
+MASK_BYTES = 1 << 23  # masks kept for histories that may come again: no more than a processor's cache holds
 REMEMBERED = 1 << 16  # verdicts on finished texts kept
 WORTH = 3e-4  # seconds of masks from which another thread fills them ahead
 
@@ -97,7 +97,7 @@ class Constraint(Potential):
             done=[False] * rows,
             particles=particles,
             matchers={ROOT: self.engine.matcher()},
-            masks=np.zeros((0, self.engine.width), np.int32),
+            masks=np.zeros((max(2 * rows, MASK_BYTES // (4 * self.engine.width)), self.engine.width), np.int32),
         )
 
     def restart(self, state: Rows, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
@@ -120,11 +120,14 @@ class Constraint(Potential):
         ids, lengths = tokens.tolist(), counts.tolist()
         history, nodes = state.history, state.nodes
         for column in range(max(lengths, default=0)):
-            known = history.size
+            known, fresh = history.size, {}
             for row, length in enumerate(lengths):
                 if length > column:
-                    nodes[row] = history.child(nodes[row], ids[row][column])
-            self._admit(state, range(known, history.size))
+                    parent, token = nodes[row], ids[row][column]
+                    nodes[row] = node = history.child(parent, token)
+                    if node >= known:
+                        fresh[node] = parent, token
+            self._admit(state, fresh)
         change, barred = np.zeros(len(nodes)), history["barred"]
         for row, length in enumerate(lengths):
             if length and barred[nodes[row]]:
@@ -178,9 +181,9 @@ class Constraint(Potential):
         wanted = [node for node in dict.fromkeys(nodes) if history["slot"][node] < 0]
         if not wanted:
             return
-        if not self._make_room(state, len(wanted)):
+        if state.used + len(wanted) > len(state.masks):
+            history["slot"][: history.size], state.used = -1, 0
             wanted = list(dict.fromkeys(nodes))
-            self._make_room(state, len(wanted))
         slots, barred, accepted = history["slot"], history["barred"], history["accepted"]
         alive, rows = [], []
         for node in wanted:
@@ -200,19 +203,6 @@ class Constraint(Potential):
             if matcher.is_error():  # a dead end: its mask is known, the matcher is of no more use
                 del state.matchers[node]
 
-    def _make_room(self, state: Rows, count: int) -> bool:
-        """Room for `count` more masks. False if all that were there had to be forgotten."""
-        capacity = max(len(state.nodes), MASK_BYTES // (4 * self.engine.width))
-        if fits := state.used + count <= capacity:
-            needed = state.used + count
-        else:
-            state.history["slot"][: state.history.size], state.used, needed = -1, 0, count
-        if needed > len(state.masks):
-            larger = np.zeros((min(capacity, 2 * needed), self.engine.width), np.int32)
-            larger[: len(state.masks)] = state.masks
-            state.masks = larger
-        return fits
-
     def _fill_ahead(self, state: Rows) -> None:
         """Masks that the next step will ask for are computed while the models run, if that is worth a thread.
 
@@ -230,16 +220,13 @@ class Constraint(Potential):
             accepted[node] = YES if alive and self._matcher(state, node).is_accepting() else NO
         return accepted[node] == YES
 
-    def _admit(self, state: Rows, fresh: Sequence[int]) -> None:
-        """Decides which of the new nodes are barred; the others get matchers."""
-        history = state.history
-        parents = [int(history.parent[node]) for node in fresh]
-        last = dict(zip(parents, fresh, strict=True))  # the child that may have its parent's matcher
-        occupied = {ROOT, *state.nodes}
-        for node, parent in zip(fresh, parents, strict=True):
-            token = int(history.token[node])
-            if history["barred"][parent] or not self._allows(state, parent, token):
-                history["barred"][node] = True
+    def _admit(self, state: Rows, fresh: dict[int, tuple[int, int]]) -> None:
+        """Decides which of the new nodes, given with parent and token, are barred; the others get matchers."""
+        barred, occupied = state.history["barred"], {ROOT, *state.nodes}
+        last = {parent: node for node, (parent, _) in fresh.items()}  # the child that may have its parent's matcher
+        for node, (parent, token) in fresh.items():
+            if barred[parent] or not self._allows(state, parent, token):
+                barred[node] = True
                 continue
             matcher = self._matcher(state, parent)
             if node != last[parent] or parent in occupied:
@@ -251,10 +238,9 @@ class Constraint(Potential):
 
     def _allows(self, state: Rows, node: int, token: int) -> bool:
         """Whether `token` may follow the history `node`."""
-        slot = state.history["slot"][node]
         if token in self._ends:
             return False
-        if slot >= 0:
+        if (slot := state.history["slot"][node]) >= 0:
             return bool(int(state.masks[slot, token // 32]) >> token % 32 & 1)
         return self._matcher(state, node).validate_tokens([token]) == 1
 

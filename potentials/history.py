@@ -24,34 +24,25 @@ class History:
         tokens: the bytes of each token id.
         columns: what the owner keeps for every node: name -> (dtype, value of a new node). `history[name]` is an array
             of at least `size` entries; it is replaced when the tree grows or shrinks.
+
+    Attributes, replaced likewise:
+        parent: int64, -1 for the root.
+        token: int64, the last token.
+        depth: int64, the number of tokens.
     """
 
     def __init__(self, tokens: Sequence[bytes], columns: Mapping[str, tuple[Any, Any]] | None = None):
         self.tokens = tokens
         self.size = 1
         self._fills = {"parent": (np.int64, -1), "token": (np.int64, -1), "depth": (np.int64, 0), **(columns or {})}
-        self._columns = {name: np.full(256, fill, dtype) for name, (dtype, fill) in self._fills.items()}
+        self._columns = {name: np.zeros(0, dtype) for name, (dtype, _) in self._fills.items()}
+        self._resize(256, np.arange(0))
         self._index: dict[int, int] = {}
         self._texts: dict[int, bytes] = {ROOT: b""}
         self._kept = 1
 
     def __getitem__(self, column: str) -> np.ndarray:
         return self._columns[column]
-
-    @property
-    def parent(self) -> np.ndarray:
-        """int64, -1 for the root."""
-        return self._columns["parent"]
-
-    @property
-    def token(self) -> np.ndarray:
-        """int64, the last token."""
-        return self._columns["token"]
-
-    @property
-    def depth(self) -> np.ndarray:
-        """int64, the number of tokens."""
-        return self._columns["depth"]
 
     def child(self, node: int, token: int) -> int:
         """The history `node` prolonged by `token`. It is new if `size` has grown, and then the last node."""
@@ -125,10 +116,7 @@ class History:
             front = np.unique(self.parent[front])
         ids = np.where(keep, np.cumsum(keep) - 1, -1)
         self._kept = self.size = int(keep.sum())
-        for name, (dtype, fill) in self._fills.items():
-            column = np.full(max(256, 2 * self.size), fill, dtype)
-            column[: self.size] = self[name][: len(keep)][keep]
-            self._columns[name] = column
+        self._resize(max(256, 2 * self.size), np.flatnonzero(keep))
         self.parent[1 : self.size] = ids[self.parent[1 : self.size]]
         recent = np.arange(max(1, self.size - INDEXED), self.size)
         keys = self.parent[recent] * len(self.tokens) + self.token[recent]
@@ -137,9 +125,14 @@ class History:
         return ids
 
     def _grow(self, size: int) -> None:
-        self.size = size
         if size > len(self.parent):
-            for name, (dtype, fill) in self._fills.items():
-                column = np.full(2 * size, fill, dtype)
-                column[: len(self[name])] = self[name]
-                self._columns[name] = column
+            self._resize(2 * size, np.arange(self.size))
+        self.size = size
+
+    def _resize(self, room: int, kept: np.ndarray) -> None:
+        """Columns with room for so many nodes, the first of which are the nodes `kept` of the old ones."""
+        for name, (dtype, fill) in self._fills.items():
+            column = np.full(room, fill, dtype)
+            column[: len(kept)] = self[name][kept]
+            self._columns[name] = column
+        self.parent, self.token, self.depth = self["parent"], self["token"], self["depth"]
