@@ -40,13 +40,13 @@ class Dfa:
     accepts: np.ndarray
 
 
-def dfa(expression: str) -> Dfa:
-    """The automaton of a terminal expression. Raises TooLarge, after a second or two at the latest: everything that grows with
-    the expression is counted."""
+def dfa(expression: str, states: int = STATES) -> Dfa:
+    """The automaton of a terminal expression, with at most so many states, and STATES at the most. Raises TooLarge, after a
+    second or two at the latest: everything that grows with the expression is counted."""
     if len(expression) > LENGTH:
         raise TooLarge
     try:
-        return _Builder(*parsed(expression)).build()
+        return _Builder(*parsed(expression)).build(min(states, STATES))
     except RecursionError:
         raise TooLarge from None
 
@@ -82,7 +82,7 @@ class _Builder:
         self.all = self._node(NOT, self.empty, True)
         self.top = self._of(tree)
 
-    def build(self) -> Dfa:
+    def build(self, states: int) -> Dfa:
         numbers, queue, rows = {self.top: 0}, [self.top], []
         for node in queue:
             row = [-1] * self.alphabet.size
@@ -90,7 +90,7 @@ class _Builder:
                 after = self._derivative(node, _lowest(kind))
                 if after is not self.empty:
                     if after not in numbers:
-                        if len(queue) >= STATES:
+                        if len(queue) >= states:
                             raise TooLarge
                         numbers[after] = len(queue)
                         queue.append(after)

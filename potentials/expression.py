@@ -87,12 +87,7 @@ def _item(tokens: list[str], sets: Sets) -> Any:
 
 def _regex(source: str, sets: Sets) -> Any:
     stack: list[list[list[Any]]] = [[[]]]  # open groups, their alternatives, their items
-    at = 0
-    while at < len(source):
-        found = PIECES.match(source, at)
-        if found is None:
-            raise ValueError(f"not an expression of this project: {source[at : at + 40]!r}")
-        at, kind, text = found.end(), found.lastgroup, found.group()
+    for kind, text, ranges in _pieces(source):
         items = stack[-1][-1]
         if kind == "open":
             stack.append([[]])
@@ -105,11 +100,26 @@ def _regex(source: str, sets: Sets) -> Any:
             low, high = _times(text)
             items[-1] = (REPEAT, items[-1], low, high)
         else:
-            ranges = [] if kind == "none" else [(0, MAX_CODE)] if kind == "any" else _ranges(text)
             sets.append(ranges)
             items.append((CHARS, ranges))
     (alternatives,) = stack
     return ALT, [(CAT, part) for part in alternatives]
+
+
+def pieces(source: str) -> Iterator[tuple[str, Ranges | None]]:
+    """The parts of a regular expression, with the characters that one stands for."""
+    for kind, text, ranges in _pieces(source):
+        yield text, None if kind in ("open", "close", "or", "times") else ranges
+
+
+def _pieces(source: str) -> Iterator[tuple[str | None, str, Ranges]]:
+    at = 0
+    while at < len(source):
+        found = PIECES.match(source, at)
+        if found is None:
+            raise ValueError(f"not an expression of this project: {source[at : at + 40]!r}")
+        at, kind, text = found.end(), found.lastgroup, found.group()
+        yield kind, text, [(0, MAX_CODE)] if kind == "any" else _ranges(text) if kind in ("cls", "char") else []
 
 
 def _times(text: str) -> tuple[int, int | None]:

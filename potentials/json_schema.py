@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import referencing
+import torch
 from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, Engine, Recognizer
+from smcgen.potentials.json_regular import agrees, regular
 from smcgen.potentials.stopping import StopEngine
+from smcgen.potentials.tabled import tabled
+from smcgen.potentials.tables import HASTY, PATIENT, STATE
 
 FORM = (
     "properties come in the order in which the schema names them",
@@ -61,7 +67,7 @@ class Schema(Constraint):
         form: how texts are written, where JSON leaves a choice."""
 
     def __init__(self, schema: dict, name: str, blanks: int | None):
-        self.name, self.schema = name, schema
+        self.name, self.schema, self.blanks = name, schema, blanks
         self.form = FORM if blanks is None else (*FORM, f"at most {blanks} blanks in a row between the parts")
         kind = validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
@@ -106,6 +112,21 @@ class Schema(Constraint):
     @cached_property
     def _recognizer(self) -> Recognizer:
         return Recognizer(self.translation, self.name)
+
+    @cached_property
+    def expression(self) -> str | None:
+        """The terminal expression of these texts, None if they are no regular language, or it is not known to be the same."""
+        return regular(self.schema, self.blanks) if self.exact else None
+
+    def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
+        """As every potential; where the language is regular, and small enough for tables over these tokens, the result runs on
+        them."""
+        steps = PATIENT if device.type == "cuda" else HASTY
+        if self.expression is not None and agrees(self.expression, self.translation, steps // STATE):
+            bound = tabled(self.name, self.accepts, self.expression, vocabulary, stops, device, steps)
+            if bound is not None:
+                return bound
+        return super().bind(vocabulary, stops, device)
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | StopEngine:
         if stops:

@@ -62,6 +62,31 @@ def terminal(pattern: str, flags: int = 0) -> str:
     return expression(list(tree), tree.state.flags)
 
 
+def searched(pattern: str) -> str:
+    """The texts in which JSON Schema's `pattern` occurs, as a regular expression in Rust's syntax. `\\d` and `\\w` are ASCII.
+
+    Raises Inexpressible also for blanks (`\\s`), of which engines have different ideas, and for anchors within."""
+    tree = parse(pattern, re.ASCII)
+    if _has_blanks(list(tree)):
+        raise Inexpressible("blanks as a class")
+    items = list(tree)
+    branches = items[0][1][1] if len(items) == 1 and items[0][0] is _C.BRANCH else [items]
+    found = []
+    for branch in map(list, branches):
+        begins = bool(branch) and branch[0] == (_C.AT, _C.AT_BEGINNING)
+        ends = len(branch) > begins and branch[-1] == (_C.AT, _C.AT_END)
+        middle = _emit(branch[begins : len(branch) - ends], tree.state.flags)
+        found.append(f"{'' if begins else '(?s:.)*'}{middle}{'' if ends else '(?s:.)*'}")
+    return _either(found)
+
+
+def _has_blanks(items: Any) -> bool:
+    """Whether `\\s` or `\\S` is among parsed items, at any depth."""
+    if isinstance(items, list | tuple | _parser.SubPattern):
+        return any(map(_has_blanks, items))
+    return items is _C.CATEGORY_SPACE or items is _C.CATEGORY_NOT_SPACE
+
+
 def literal(text: str) -> str:
     """`text` itself as a regular expression in Rust's syntax."""
     return "".join(map(_char, map(ord, text)))

@@ -8,15 +8,15 @@ from functools import cached_property
 
 import torch
 
-from smcgen.errors import Impossible, UsageError
+from smcgen.errors import UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import Engine, Recognizer
 from smcgen.potentials.pattern import Inexpressible, terminal
 from smcgen.potentials.stops import fold
-from smcgen.potentials.tabled import Tabled
-from smcgen.potentials.tables import token_table
+from smcgen.potentials.tabled import tabled
+from smcgen.potentials.tables import PATIENT, STEPS
 
 
 def regex(pattern: str | re.Pattern[str]) -> Regular:
@@ -55,14 +55,9 @@ class Regular(Constraint):
 
     def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
         """As every potential; where the language is small enough for tables over these tokens, the result runs on them."""
-        table = token_table(fold(self.expression, tuple(stops)), vocabulary, device.type == "cuda")
-        if table is None:
-            return super().bind(vocabulary, stops, device)
-        if table.empty:
-            raise Impossible(f"{self.name}: no text can satisfy it, or none that the tokens of {vocabulary.name} can spell")
-        bound = Tabled(self.name, self.accepts, table.to(device))
-        bound.vocabulary, bound.stops = vocabulary, tuple(stops)
-        return bound
+        steps = PATIENT if device.type == "cuda" else STEPS
+        bound = tabled(self.name, self.accepts, self.expression, vocabulary, stops, device, steps)
+        return super().bind(vocabulary, stops, device) if bound is None else bound
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
         return Engine(_grammar(fold(self.expression, stops)), vocabulary, self.name)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from smcgen.errors import Impossible
+from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import STOP, Potential, Prompt
-from smcgen.potentials.tables import TokenTable
+from smcgen.potentials.stops import fold
+from smcgen.potentials.tables import TokenTable, token_table
 
 KEPT = 256  # tokens that can be taken back on a GPU, where asking how many a row has read would wait for it
 
@@ -33,14 +36,23 @@ class Tabled(Potential):
 
     Args:
         name, accepts: of the constraint that was bound; accepts is None for one of tokens, where texts decide nothing.
-        table: its automaton, with the stop strings in it, on the device."""
+        table: its automaton, with the stop strings in it; `host` keeps it as it was given, `table` is on the device."""
 
     hard = True
     on_device = True
 
-    def __init__(self, name: str, accepts: Callable[[str], bool] | None, table: TokenTable):
-        self.name, self.accepts, self.table = name, accepts, table
-        self.device = table.final.device
+    def __init__(
+        self,
+        name: str,
+        accepts: Callable[[str], bool] | None,
+        table: TokenTable,
+        vocabulary: Vocabulary,
+        stops: Sequence[str],
+        device: torch.device,
+    ):
+        self.name, self.accepts = name, accepts
+        self.host, self.table = table, table.to(device)
+        self.vocabulary, self.stops, self.device = vocabulary, tuple(stops), device
         self.of_tokens = accepts is None
         self.runs_on = f"tables on {self.device}: {table.states} states, {table.next.shape[1]} classes, {table.bytes} bytes"
 
@@ -102,6 +114,26 @@ class Tabled(Potential):
         now = state.now[:, :: state.now.shape[1] // last.shape[1]]
         stopped = self.table.extend(now, last)  # the token that completed a stop string was not read
         return _log(self.table.final[torch.where(reason == STOP, stopped, now)])
+
+
+def tabled(
+    name: str,
+    accepts: Callable[[str], bool],
+    expression: str,
+    vocabulary: Vocabulary,
+    stops: Sequence[str],
+    device: torch.device,
+    steps: int,
+) -> Tabled | None:
+    """The constraint that a terminal expression stands for, on tables; None if they would be too large, or take more than
+    `steps` to make (see `tables`). Raises Impossible if no text is left."""
+    table = token_table(fold(expression, tuple(stops)), vocabulary, steps)
+    if table is None:
+        return None
+    if table.empty:
+        stopped = f" before one of the stop strings {list(stops)}" if stops else ""
+        raise Impossible(f"{name}: no text can satisfy it{stopped}, or none that the tokens of {vocabulary.name} can spell")
+    return Tabled(name, accepts, table, vocabulary, stops, device)
 
 
 def _log(holds: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,11 @@ from smcgen.potentials.pattern import MAX_CODE, SURROGATES
 
 STATES = 2_048  # of a table
 CELLS = 1 << 24  # entries of `next`
-STEPS = 1 << 22  # beginnings of tokens looked at, in all states together: what building costs, about 20 ns each
+STEPS = 1 << 23  # beginnings of tokens looked at, in all states together: what building costs, about 20 ns each
+PATIENT, HASTY = STEPS << 2, STEPS >> 3  # where the host would have to be asked at every token; where it is about as fast
+STATE = 5_000  # of these steps is what a state costs by itself
 CHUNK = 8  # states whose tokens are run at a time
+FEW = 500  # nodes that are not worth to be counted more closely
 MANY = 10_000  # nodes from which a sweep over all is faster
 INNER = 1 << 15  # states inside characters
 BLOCKS = 1 << 20  # blocks of characters looked at for them, in all states together
@@ -77,12 +80,10 @@ class TokenTable:
 
 
 @functools.lru_cache(maxsize=32)
-def token_table(expression: str, vocabulary: Vocabulary, patient: bool = False) -> TokenTable | None:
-    """The table of a terminal expression, on the CPU; None if it would be too large, or take too long to make.
-
-    patient: take more time, for a GPU, where the alternative is to wait for the host at every token."""
+def token_table(expression: str, vocabulary: Vocabulary, steps: int = STEPS) -> TokenTable | None:
+    """The table of a terminal expression, on the CPU; None if it would be too large, or take more than `steps` to make."""
     try:
-        return _table(_over_bytes(dfa(expression)), vocabulary, STEPS << 3 if patient else STEPS)
+        return _table(over_bytes(dfa(expression, steps // STATE)), vocabulary, steps)
     except TooLarge:
         return None
 
@@ -95,7 +96,8 @@ class Bytes:
     accepts: np.ndarray
 
 
-def _over_bytes(automaton: Dfa) -> Bytes:
+def over_bytes(automaton: Dfa) -> Bytes:
+    """The automaton over UTF-8 of one over characters, its states first and under the same numbers. Raises TooLarge."""
     count, utf8 = len(automaton.step), Utf8(automaton.alphabet)
     if count * sum(map(len, utf8.nodes)) > BLOCKS:
         raise TooLarge
@@ -173,7 +175,7 @@ class Trie:
         byte: uint8 [nodes], the last byte.
         parent, first, children: int32 [nodes], the node above, the first one below, and how many there are.
         levels: (first, last + 1) of the nodes of 1, 2, ... bytes.
-        below: int64 [256], how many nodes begin with each byte."""
+        below: int64 [256], how many nodes begin with each byte; `below_two` int64 [256, 256], with each two."""
 
     def __init__(self, tokens: Sequence[bytes]):
         texts = sorted(set(tokens) - {b""})
@@ -185,9 +187,10 @@ class Trie:
         # Texts that are alike so far stand together: a node begins where a text differs from the one before it.
         left, fresh, node = np.arange(len(texts)), np.ones(len(texts), bool), np.zeros(len(texts), np.int64)
         size, heads = 0, data[offsets]
+        pairs = heads.astype(np.int64) << 8 | np.append(data, 0)[offsets + 1]
         bytes_, parents, wholes = [], [], []
         self.levels: list[tuple[int, int]] = []
-        self.below = np.zeros(256, np.int64)
+        self.below, self.below_two = np.zeros(256, np.int64), np.zeros(1 << 16, np.int64)
         fresh[1:] = False
         for i in range(int(lengths.max(initial=0))):
             byte = data[offsets[left] + i]
@@ -201,11 +204,14 @@ class Trie:
             bytes_.append(byte[begin])
             wholes.append(whole)
             self.below += np.bincount(heads[left[begin]], minlength=256)
+            if i:
+                self.below_two += np.bincount(pairs[left[begin]], minlength=1 << 16)
             self.levels.append((size, size + len(begin)))
             size += len(begin)
             # What comes after a text that ends here begins with the next text.
             fresh[1:] |= ended[:-1]
             left, fresh, node = left[~ended], fresh[~ended], node[~ended]
+        self.below_two = self.below_two.reshape(256, 256)
         self.byte, self.whole = np.concatenate(bytes_), np.concatenate(wholes)
         self.parent = np.concatenate(parents).astype(np.int32)
         self.children = np.bincount(self.parent[self.levels[0][1] :], minlength=size).astype(np.int32)
@@ -220,8 +226,12 @@ def _trie(vocabulary: Vocabulary) -> Trie:
 
 
 def _visited(step: np.ndarray, trie: Trie, state: int) -> int:
-    """How many nodes begin with a byte that is possible in a state."""
-    return int(trie.below[step[state] >= 0].sum())
+    """How many nodes begin with two bytes that are possible in a state, at least about."""
+    first = np.flatnonzero(step[state] >= 0)
+    count = int(trie.below[first].sum())
+    if count <= FEW:
+        return count
+    return len(first) + int(trie.below_two[first][step[step[state, first]] >= 0].sum())
 
 
 def _run(step: np.ndarray, trie: Trie, state: int) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +244,7 @@ def _run(step: np.ndarray, trie: Trie, state: int) -> tuple[np.ndarray, np.ndarr
         node, at = node[going], at[going]
         whole = trie.whole[node]
         done = whole >= 0
-        parts.append((whole[done], at[done]))
+        parts.append((whole[done], at[done]))  # int32, for there are many
         counts = trie.children[node]
         if not counts.any():
             break
@@ -256,20 +266,20 @@ def _sweep(step: np.ndarray, trie: Trie, states: Sequence[int]) -> list[tuple[np
         at[:, low:high] = flat.take(before + trie.byte[low:high])
     at >>= 8
     found = at[:, trie.node_of]
-    return [(spelling := np.flatnonzero(row < len(step)), row[spelling]) for row in found]
+    return [(spelling := np.flatnonzero(row < len(step)).astype(np.int32), row[spelling]) for row in found]
 
 
 def _table(automaton: Bytes, vocabulary: Vocabulary, steps: int) -> TokenTable:
     trie, step = _trie(vocabulary), automaton.step
     random = np.random.default_rng(0)
-    numbers = np.full(len(step), -1, np.int64)  # of the states between tokens
+    numbers = np.full(len(step), -1, np.int32)  # of the states between tokens
     numbers[0] = 0
     order, moves, work = [0], [], 0
     prints = np.zeros(len(trie.node_of), np.uint64)  # a random linear form of what each spelling does in all states
     while len(moves) < len(order):
         chunk = order[len(moves) : len(moves) + CHUNK]
         visited = [_visited(step, trie, state) for state in chunk]
-        work += sum(visited)
+        work += sum(visited) + STATE * len(chunk)
         if len(order) > STATES or work > steps:
             raise TooLarge
         many = [state for state, nodes in zip(chunk, visited, strict=True) if nodes > MANY]

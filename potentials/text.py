@@ -141,9 +141,7 @@ class TokenCount(Potential):
         counted = self.minimum if self.maximum == UNBOUNDED else self.maximum + 1
         table = StopTable.of(vocabulary.tokens, stops)
         if (counted + 1) * len(table.cut) < STATES:
-            bound = Tabled(self.name, None, self._table(vocabulary, table).to(device))
-            bound.vocabulary, bound.stops = vocabulary, tuple(stops)
-            return bound
+            return Tabled(self.name, None, self._table(vocabulary, table), vocabulary, stops, device)
         bound = super().bind(vocabulary, stops, device)
         assert isinstance(bound, TokenCount)
         text = np.array([bool(token) for token in vocabulary.tokens])

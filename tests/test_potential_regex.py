@@ -35,7 +35,7 @@ def runs_on(request):
     """Every test runs on tables and on llguidance."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "engine":
-            patch.setattr("smcgen.potentials.regex.token_table", lambda *_: None)
+            patch.setattr("smcgen.potentials.tabled.token_table", lambda *_: None)
         yield request.param
 
 

@@ -224,7 +224,7 @@ def test_a_run_is_the_same_on_tables_and_on_llguidance(monkeypatch):
     for options in ({"draft": draft, "block": 2}, {"draft": draft, "leniency": 2.0, "chains": 2}, {"stop": ("ca", "bb")}):
         found = []
         for table in (tables.token_table, lambda *_: None):
-            monkeypatch.setattr("smcgen.potentials.regex.token_table", table)
+            monkeypatch.setattr("smcgen.potentials.tabled.token_table", table)
             posts = many(target, groups=40, **options)
             found.append((posts.log_evidence, posts.arrays()["tokens"], posts.arrays()["log_weight"]))
         for one, other in zip(*found, strict=True):

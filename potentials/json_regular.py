@@ -1,0 +1,223 @@
+"""JSON Schemas whose values form a regular language, as terminal expressions: no recursion, no open objects or arrays.
+
+The language is meant to be the one that llguidance's own compiler of schemas makes: order and separators of properties,
+blanks between the parts, spellings of strings and numbers. `agrees` tries it: a schema for which the two were not found to
+agree stays with llguidance.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+
+from smcgen.errors import PotentialError
+from smcgen.potentials.derivative import TooLarge, dfa
+from smcgen.potentials.engine import Engine, bytes_vocabulary
+from smcgen.potentials.expression import pieces
+from smcgen.potentials.json_formats import FORMATS
+from smcgen.potentials.json_numbers import either, integers, numbers, whole
+from smcgen.potentials.json_types import Array, NotRegular, Null, Number, Object, Text, Truth, Types, Union
+from smcgen.potentials.pattern import (
+    EMPTY,
+    Inexpressible,
+    Ranges,
+    common,
+    literal,
+    ranges_of,
+    ranges_to_class,
+    searched,
+    words,
+)
+from smcgen.potentials.tables import Bytes, over_bytes
+
+LENGTH = 1 << 17  # characters of an expression
+QUOTE, BACKSLASH = r"\x{22}", r"\x{5C}"
+PLAIN = ranges_of(r'[^"\\\x00-\x1f\x7f]')  # characters that may stand for themselves
+SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: QUOTE, 92: BACKSLASH}
+HEX = "[0-9A-Fa-f]"
+# A character of a string without a pattern: plain, or any escape of one character of Unicode.
+ESCAPE = (
+    rf"{BACKSLASH}(?:[bfnrt{QUOTE}{BACKSLASH}]|u(?:[0-9A-CE-Fa-ce-f]{HEX}{{3}}|[Dd][0-7]{HEX}{{2}}"
+    rf"|[Dd][89ABab]{HEX}{{2}}{BACKSLASH}u[Dd][C-Fc-f]{HEX}{{2}}))"
+)
+CHARACTER = f"(?:{ranges_to_class(PLAIN)}|{ESCAPE})"
+
+
+def regular(schema: dict, blanks: int | None) -> str | None:
+    """The terminal expression of the values that a schema admits, None if they form no regular language, or it is not known
+    to be llguidance's. blanks: as in `json_schema`."""
+    try:
+        return _Writer(blanks).union(Types(schema).of(schema))
+    except (NotRegular, Inexpressible, RecursionError):
+        return None
+
+
+class _Writer:
+    def __init__(self, blanks: int | None):
+        times = "*" if blanks is None else f"{{0,{blanks}}}"
+        self.gap = f"/[\\x{{20}}\\x{{A}}\\x{{D}}\\x{{9}}]{times}/" if blanks != 0 else ""
+        self.comma = f"{self.gap} /\\,/ {self.gap}"
+        self.size = 0
+
+    def union(self, parts: Union) -> str:
+        if parts is None:
+            raise NotRegular("any value may stand there")
+        return self._kept(f"({' | '.join(map(self._part, parts))})" if parts else f"/{EMPTY}/")
+
+    def _kept(self, text: str) -> str:
+        self.size += len(text)
+        if self.size > LENGTH:
+            raise NotRegular("its expression would be too long")
+        return text
+
+    def _part(self, part: object) -> str:
+        if isinstance(part, Null):
+            return "/null/"
+        if isinstance(part, Truth):
+            return {None: "/(?:true|false)/", True: "/true/", False: "/false/"}[part.value]
+        if isinstance(part, Number):
+            return _number(part)
+        if isinstance(part, Text):
+            return _text(part)
+        return self._array(part) if isinstance(part, Array) else self._object(part)  # type: ignore[arg-type]
+
+    def _array(self, array: Array) -> str:
+        if array.others is None and (array.longest is None or array.longest > len(array.first)):
+            raise NotRegular("any item may stand there")
+        other = None if array.others is None else self.union(array.others)
+        count, low, high = len(array.first), array.shortest, array.longest
+        after = ""  # what may follow the first `place` items
+        if other is not None and (high is None or high > count):
+            least = max(low - max(count, 1), 0)
+            most = "" if high is None else high - max(count, 1)
+            after = f"({self.comma} {other}){{{least},{most}}}" if most != 0 else ""
+        for place in range(count - 1, 0, -1):
+            if high is not None and place >= high:
+                continue
+            after = self._kept(f"({self.comma} {self.union(array.first[place])} {after}){'?' if place >= low else ''}")
+        if high == 0 or (not count and other is None):
+            inside = ""
+        else:
+            first = self.union(array.first[0]) if count else other
+            inside = f"({first} {after} {self.gap}){'' if low else '?'}"
+        return self._kept(f"/\\[/ {self.gap} {inside} /\\]/")
+
+    def _object(self, thing: Object) -> str:
+        names = [*thing.properties, *(name for name in thing.required if name not in thing.properties)]
+        items = []
+        for name in names:
+            value = self.union(thing.properties.get(name, thing.others))
+            items.append((f"/{literal(_name(name))}/ {self.gap} /\\:/ {self.gap} {value}", name in thing.required))
+        if thing.others != []:
+            key = f"/{QUOTE}{CHARACTER}*{QUOTE}/"
+            if names:
+                key = f"({key} & ~{words(map(_name, names))})"
+            item = f"{key} {self.gap} /\\:/ {self.gap} {self.union(thing.others)}"
+            items.append((f"{item} ({self.comma} {item})*", False))
+        inside, after = [], ""  # beginnings with each item; what may follow the item before
+        for item, required in reversed(items):
+            if required:
+                inside = []
+            inside.append(f"({item} {after})")
+            after = self._kept(f"({self.comma} {item}){'' if required else '?'} {after}")
+        must = any(required for _, required in items)
+        body = f"(({' | '.join(inside)}) {self.gap}){'' if must else '?'}" if inside else ""
+        return self._kept(f"/\\{{/ {self.gap} {body} /\\}}/")
+
+
+def _name(name: str) -> str:
+    """The name of a property as it is written."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _number(number: Number) -> str:
+    low, high = number.low, number.high
+    with_low = number.above is None or (low is not None and low > number.above)
+    with_high = number.below is None or (high is not None and high < number.below)
+    low, high = low if with_low else number.above, high if with_high else number.below
+    if number.whole:
+        first, last = whole(low, high, with_low, with_high)
+        return f"/{EMPTY if None not in (first, last) and first > last else integers(first, last)}/"  # type: ignore[operator]
+    if low is not None and high is not None and (low > high or (low == high and not (with_low and with_high))):
+        return f"/{EMPTY}/"
+    return f"/{numbers(low, high, with_low, with_high)}/"
+
+
+def _text(text: Text) -> str:
+    if text.longest is not None and text.shortest > text.longest:
+        return f"/{EMPTY}/"
+    times = f"{{{text.shortest},{'' if text.longest is None else text.longest}}}"
+    if not text.patterns and not text.literals:
+        return f"/{QUOTE}{CHARACTER}{times}{QUOTE}/"
+    both = [quoted(literal(one)) for one in text.literals]
+    for kind, pattern in text.patterns:
+        if kind == "format" and pattern not in FORMATS:
+            raise NotRegular(f"the format {pattern}")
+        both.append(quoted(searched(FORMATS[pattern] if kind == "format" else pattern)))
+    if times != "{0,}":
+        both.append(quoted(f"(?s:.){times}"))
+    return f"(/{QUOTE}/ ({' & '.join(f'/{part}/' for part in both)}) /{QUOTE}/)"
+
+
+def quoted(source: str) -> str:
+    """A regular expression for texts as one for how JSON strings spell them: plainly, where they can."""
+    return "".join(text if ranges is None else _quoted(tuple(ranges)) for text, ranges in pieces(source))
+
+
+@functools.lru_cache(maxsize=1024)
+def _quoted(ranges: tuple[tuple[int, int], ...]) -> str:
+    """How JSON strings spell one character of a set."""
+    kept: Ranges = list(ranges)
+    parts = [ranges_to_class(plain)] if (plain := common(kept, PLAIN)) else []
+    members = [code for code in (*range(0x20), 34, 92, 0x7F) if any(low <= code <= high for low, high in kept)]
+    parts += [BACKSLASH + SHORT[code] for code in members if code in SHORT]
+    for high in (0, 1, 7):
+        digits = "".join(f"{code % 16:X}" for code in members if code // 16 == high and code not in (34, 92))
+        if digits:
+            letters = "".join(digit + digit.lower() if digit.isalpha() else digit for digit in digits)
+            parts.append(f"{BACKSLASH}u00{high}[{letters}]")
+    return either(parts) if parts else EMPTY
+
+
+@functools.lru_cache(maxsize=64)
+def agrees(expression: str, grammar: str, states: int) -> bool:
+    """Whether an expression and llguidance's grammar admit the same bytes after one text to every state of the expression's
+    automaton, and after each further byte. False too if it has more than so many states."""
+    try:
+        automaton = over_bytes(dfa(expression, states))
+    except TooLarge:
+        return False
+    try:
+        return _agree(automaton, Engine(grammar, bytes_vocabulary(), "json_schema"))
+    except PotentialError:  # a limit of the engine
+        return False
+
+
+def _agree(automaton: Bytes, engine: Engine) -> bool:
+    step, accepts = automaton.step, automaton.accepts
+    matcher, row = engine.matcher(), np.zeros((1, engine.width), np.int32)
+    seen = np.zeros(len(step), bool)
+    seen[0] = True
+    rollback, stack = -1, [(0, -1)]  # states with the byte that leads to them, -1 for none
+    while stack:
+        state, byte = stack.pop()
+        if state == rollback:
+            matcher.rollback(1)
+            continue
+        if byte >= 0:
+            if matcher.try_consume_tokens([byte]) != 1:
+                return False
+            stack.append((rollback, 0))
+        accepted = engine.fill([matcher], row, [0])[0]
+        allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[:256].astype(bool)
+        if accepted != accepts[state] or not np.array_equal(allowed, step[state] >= 0):
+            return False
+        if byte >= 0 and seen[state]:
+            continue
+        seen[state] = True
+        ascii_, (_, others) = np.flatnonzero(allowed[:128]), np.unique(step[state, 128:], return_index=True)
+        further = np.append(ascii_, others + 128)
+        stack.extend((int(after), int(b)) for after, b in zip(step[state, further], further, strict=True) if after >= 0)
+    return True
