@@ -19,6 +19,7 @@ from smcgen.lm.vocabulary import Vocabulary
 
 CHUNK = 512  # tokens of one prompt that a forward reads
 PREFILL = 4096  # tokens of all prompts together that a forward reads
+MULTIPLE = 64  # on a GPU prompts are padded to multiples of it, as kernels are compiled anew for every number of tokens
 
 
 @dataclass
@@ -62,6 +63,7 @@ class PagedLM:
         self.name, self.model, self.vocabulary, self.shape = name, model, vocabulary, shape
         self.max_tokens, self.ignored, self.page = max_tokens, ignored or {}, page
         self.device: torch.device = model.get_input_embeddings().weight.device
+        self.multiple = MULTIPLE if self.device.type == "cuda" else 1
         self.fusion: Rope | str = "on a CPU nothing is gained"
         self.nowhere = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
 
@@ -101,7 +103,7 @@ class PagedLM:
             fresh[rows] = True
         context.length.masked_fill_(fresh.to(self.device), 0)
         context.pages.shared.zero_()
-        for batch in _batches(reader, 1 if context.isolate else PREFILL):
+        for batch in _batches(reader, 1 if context.isolate else PREFILL, self.multiple):
             longest = max(len(prompt) for prompt, _ in batch)
             for start in range(0, longest, CHUNK):
                 chunks = [(prompt[start : start + CHUNK], row) for prompt, row in batch if len(prompt) > start]
@@ -109,7 +111,8 @@ class PagedLM:
         context.pages.fork(ancestors.to(self.device))
 
     def _read_prompts(self, context: PagedContext, chunks: Sequence[tuple[Sequence[int], int]]) -> None:
-        tokens = torch.zeros(len(chunks), max(len(ids) for ids, _ in chunks), dtype=torch.int64)
+        longest = max(len(ids) for ids, _ in chunks)
+        tokens = torch.zeros(len(chunks), _padded(longest, self.multiple), dtype=torch.int64)
         for i, (ids, _) in enumerate(chunks):
             tokens[i, : len(ids)] = torch.tensor(ids)
         tokens = tokens.to(self.device)
@@ -194,11 +197,16 @@ class PagedLM:
         return output.logits[..., : len(self.vocabulary)]
 
 
-def _batches(reader: dict[tuple[int, ...], int], budget: int) -> Iterator[list[tuple[tuple[int, ...], int]]]:
-    """Prompts with the rows that read them, together while right padding keeps a forward within `budget` tokens."""
+def _padded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _batches(reader: dict[tuple[int, ...], int], budget: int, multiple: int) -> Iterator[list[tuple[tuple[int, ...], int]]]:
+    """Prompts with the rows that read them, together while right padding, to a `multiple`, keeps a forward within `budget`
+    tokens."""
     batch: list[tuple[tuple[int, ...], int]] = []
     for prompt, row in sorted(reader.items(), key=lambda item: len(item[0])):
-        if batch and (len(batch) + 1) * min(len(prompt), CHUNK) > budget:
+        if batch and (len(batch) + 1) * min(_padded(len(prompt), multiple), CHUNK) > budget:
             yield batch
             batch = []
         batch.append((prompt, row))
