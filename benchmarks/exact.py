@@ -247,6 +247,36 @@ def parts(pair: Pair, batch: int, block: int, chains: int, tokens: int) -> dict[
     return {"forwards_ms": recorded(forwards), "verification_ms": recorded(verification) / CALLS}
 
 
+def measure(pair: Pair, arguments: argparse.Namespace, add: Callable[..., None]) -> None:
+    """All rows of a pair: add(draft, batch, rule, call) measures one."""
+    for batch in arguments.batch:
+        some = (pair.prompts * batch)[:batch]
+        add("none", batch, "plain", lambda some=some: speed(pair.lm, some, arguments))
+        for block in arguments.block:
+            for chains in arguments.chains:
+
+                def row(some=some, block=block, chains=chains) -> dict[str, Any]:
+                    found = {"block": block, "chains": chains}
+                    found |= speed(pair.lm, some, arguments, draft=pair.helper, block=block, chains=chains)
+                    return found | (parts(pair, len(some), block, chains, 2 * block) if pair.laws else {})
+
+                add(pair.draft, batch, f"exact K={block} M={chains}", row)
+    if 1 in arguments.batch and not arguments.no_transformers:
+        for assisted in (False, True):
+
+            def rate(assisted=assisted) -> dict[str, Any]:
+                net, assistant, ids = pair.hf()
+                call = generating(net, assistant if assisted else None, ids, arguments.tokens, arguments.block[0])
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    call()
+                    repeats = max(1, arguments.repeats if arguments.model else 1)  # slow, and steady
+                    return {"tokens_per_second": statistics.median(call() for _ in range(repeats))}
+
+            draft, rule = (pair.draft, "transformers assisted") if assisted else ("none", "transformers plain")
+            add(draft, 1, rule, rate)
+
+
 def bars(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What was asked for, and whether it is there."""
     for row in rows:
@@ -303,7 +333,7 @@ def main() -> None:
         row = next((r for r in rows if (r["draft"], r["batch"], r["rule"]) == (draft, batch, rule)), None)
         if row is None:
             if time.perf_counter() - began > 60 * arguments.minutes:
-                raise SystemExit("time is up: call again for the rest")
+                raise TimeoutError("time is up: call again for the rest")
             found = call()
             found.setdefault("steady_tokens_per_second", found["tokens_per_second"])
             plain = next((r for r in rows if (r["rule"], r["batch"]) == ("plain", batch)), found)
@@ -319,33 +349,11 @@ def main() -> None:
         line = f"{draft:16} {batch:5} {rule:>22} {speeds} {shown[0]:>11} {shown[1]:>8}"
         print(line, *(f"{cell:>{w}}" for cell, w in zip(shown[2:], (7, 8, 8), strict=True)), flush=True)
 
-    for pair in pairs(arguments):
-        for batch in arguments.batch:
-            some = (pair.prompts * batch)[:batch]
-            add("none", batch, "plain", lambda pair=pair, some=some: speed(pair.lm, some, arguments))
-            for block in arguments.block:
-                for chains in arguments.chains:
-
-                    def row(pair=pair, some=some, block=block, chains=chains) -> dict[str, Any]:
-                        found = {"block": block, "chains": chains}
-                        found |= speed(pair.lm, some, arguments, draft=pair.helper, block=block, chains=chains)
-                        return found | (parts(pair, len(some), block, chains, 2 * block) if pair.laws else {})
-
-                    add(pair.draft, batch, f"exact K={block} M={chains}", row)
-        if 1 in arguments.batch and not arguments.no_transformers:
-            for assisted in (False, True):
-
-                def rate(pair=pair, assisted=assisted) -> dict[str, Any]:
-                    net, assistant, ids = pair.hf()
-                    call = generating(net, assistant if assisted else None, ids, arguments.tokens, arguments.block[0])
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        call()
-                        repeats = max(1, arguments.repeats if arguments.model else 1)  # slow, and steady
-                        return {"tokens_per_second": statistics.median(call() for _ in range(repeats))}
-
-                draft, rule = (pair.draft, "transformers assisted") if assisted else ("none", "transformers plain")
-                add(draft, 1, rule, rate)
+    try:
+        for pair in pairs(arguments):
+            measure(pair, arguments, add)
+    except TimeoutError as stop:
+        print(stop)
     print("\n".join(bars(rows)))
 
 
