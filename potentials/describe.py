@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,10 @@ class Report:
     bind_ms: float | None = None
     mask_us: tuple[float, float] | None = None
     masks: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, JSON-ready."""
+        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.verdict}"]

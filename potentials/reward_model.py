@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -118,6 +119,7 @@ class RewardModel:
     def _read(self, where: torch.device) -> Any:
         import transformers
 
+        from smcgen.lm.hub import local_files_only
         from smcgen.lm.load import quiet
 
         auto = {
@@ -126,9 +128,14 @@ class RewardModel:
             "ForCausalLM": transformers.AutoModelForCausalLM,
         }
         dtype = self.dtype or ("float32" if where.type == "cpu" else "bfloat16")
+        source = str(Path(self.source).expanduser())
+        try:
+            options: dict[str, Any] = {"local_files_only": local_files_only(source)}
+        except ModelError as error:
+            raise ModelError(f"reward model {self.name} cannot be read: {error}") from None
         try:
             with quiet():
-                config = transformers.AutoConfig.from_pretrained(self.source)
+                config = transformers.AutoConfig.from_pretrained(source, **options)
                 names = config.architectures or ["none"]
                 kind = next((kind for kind in KINDS if names[0].endswith(kind)), None)
                 if kind is None or (kind == "ForCausalLM" and self.tokens is None):
@@ -136,9 +143,11 @@ class RewardModel:
                         f"{self.name} has no head that judges (its architecture is {names[0]}): name a sequence or token "
                         "classification model, or give tokens=(good, bad) for a language model that judges by a token"
                     )
-                model, report = auto[kind].from_pretrained(self.source, dtype=getattr(torch, dtype), output_loading_info=True)
+                model, report = auto[kind].from_pretrained(
+                    source, dtype=getattr(torch, dtype), output_loading_info=True, **options
+                )
                 if self.tokenizer is None:
-                    self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.source)
+                    self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(f"reward model {self.name} cannot be read ({reason}): check its name or path") from error

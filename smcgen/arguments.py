@@ -16,6 +16,7 @@ from smcgen.errors import UsageError
 
 if TYPE_CHECKING:
     from smcgen.drafts.ngram import NGram
+    from smcgen.smc.schedule import Ramp
     from smcgen.target import LM, Factor
 
 BITS = (8, 6, 5, 4, 3)  # of the copies that -d int8 ... int3 make
@@ -99,7 +100,7 @@ def named_draft(lm: LM, name: str | None, device: str | None, dtype: str | None)
     if re.fullmatch(r"int\d+", name):
         if int(name[3:]) not in BITS:
             raise UsageError(f"-d {name}: give {', '.join(f'int{bits}' for bits in BITS)}, or a model")
-        return lm.quantized(int(name[3:])).at(temperature=1.0)
+        return lm.quantized(int(name[3:]))
     return LM(name, device=device, dtype=dtype)
 
 
@@ -151,6 +152,17 @@ def existing(option: str, path: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"{option} {path}: there is no such file")
     return path
+
+
+def ramp(text: str) -> Ramp:
+    """`FIRST:ROUNDS` or `FIRST:ROUNDS:OF`."""
+    import smcgen as sg
+
+    first, rounds, *of = text.split(":")[:4] if ":" in text else (text, "")
+    try:
+        return sg.Ramp(float(first), int(rounds), *of)  # pyright: ignore[reportArgumentType] Ramp checks the name
+    except (ValueError, TypeError):
+        raise UsageError(f"--anneal {text}: give FIRST:ROUNDS or FIRST:ROUNDS:OF, e.g. 0.5:8") from None
 
 
 def reward_model(name: str) -> Factor:

@@ -6,10 +6,9 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,25 +17,23 @@ from smcgen.arguments import (
     check_state,
     conditions,
     continued_or_asked,
-    existing,
     keep_state,
     named_drafts,
     python_potential,
+    ramp,
     read_prompts,
     reward_model,
     template_free,
     writer,
 )
+from smcgen.cli_check import check
 from smcgen.errors import SmcgenError, UsageError
-from smcgen.report import speed_notes, summary
+from smcgen.report import FAILED, report
 
 if TYPE_CHECKING:
-    from smcgen.posteriors import Posteriors
     from smcgen.target import Factor
 
-TRUNCATED = 4  # exit code under --strict
 INTERRUPTED = 130
-FAILED = 1  # exit code when only some of many prompts had no survivor
 
 app = typer.Typer(
     add_completion=False,
@@ -111,6 +108,16 @@ def sample(
     temperature: Annotated[
         float, typer.Option(rich_help_panel=TARGET, help="Temperature of the base model (no substitute for alpha).")
     ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(rich_help_panel=TARGET, help="Cut the base model to its k likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=TARGET, help="Cut the base model to the likeliest tokens that make p together."),
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(rich_help_panel=TARGET, help="Cut the base model at this share of the likeliest token.")
+    ] = None,
     regex: Annotated[str | None, typer.Option(rich_help_panel=TARGET, help="The whole text matches this pattern.")] = None,
     grammar: Annotated[
         Path | None, typer.Option(rich_help_panel=TARGET, help="The text is derived by the Lark grammar in this file.")
@@ -164,12 +171,16 @@ def sample(
         ),
     ] = None,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             rich_help_panel=RUN,
-            help="Of several drafts and blocks: restarting, ucb-tuned, ucb1, thompson, sliding-ucb, hedge or fixed.",
+            help="Of several drafts and blocks: restarting (default), ucb-tuned, ucb1, thompson, sliding-ucb, hedge or fixed.",
         ),
-    ] = "restarting",
+    ] = None,
+    policy_reward: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=RUN, help="What the policy maximises: speed (tokens per cost; default) or acceptance."),
+    ] = None,
     policy_state: Annotated[
         Path | None,
         typer.Option(
@@ -195,6 +206,27 @@ def sample(
     chains: Annotated[
         int | None, typer.Option(rich_help_panel=RUN, help="Continuations drafted per particle (with a finite leniency).")
     ] = None,
+    verification: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=RUN,
+            help="How exact mode judges one chain: block (drafted tokens together, the default) or token (one by one).",
+        ),
+    ] = None,
+    collapse: Annotated[
+        bool,
+        typer.Option(
+            "--collapse",
+            rich_help_panel=RUN,
+            help="Plain text from particles: once one has finished, one is drawn by weight and goes on alone, exactly.",
+        ),
+    ] = False,
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=RUN, help="Without a draft: judge up to so many candidates for a token with all potentials."
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(rich_help_panel=RUN, help="Texts per prompt, each from a run of its own.")] = 1,
     runs: Annotated[
         int, typer.Option(rich_help_panel=RUN, help="Runs combined into each text; gives an error of the evidence.")
@@ -208,6 +240,14 @@ def sample(
     threshold: Annotated[
         float, typer.Option(rich_help_panel=RUN, help="Resample when ESS falls below this share of the particles.")
     ] = 0.9,
+    anneal: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=RUN,
+            help="FIRST:ROUNDS or FIRST:ROUNDS:OF, exponents that rise from this share within so many rounds; of: models (the "
+            "default), potentials or all.",
+        ),
+    ] = None,
     draft_temperature: Annotated[
         float | None, typer.Option(rich_help_panel=RUN, help="Of the draft (default: temperature / alpha).")
     ] = None,
@@ -252,7 +292,8 @@ def sample(
         note = (lambda *_: None) if quiet else _note
         warned = stack.enter_context(warnings.catch_warnings(record=True))
         named = model is not None
-        lm = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype).at(temperature=temperature)
+        base = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype)
+        lm = base.at(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         target: Factor = lm if alpha == 1 else lm**alpha
         for factor in conditions(regex, grammar, json_schema, choice, contains, avoid):
             for doubt in getattr(factor, "doubts", ()):
@@ -262,14 +303,14 @@ def sample(
             target = target * python_potential(name)
         for name in reward or ():
             target = target * reward_model(name)
-        helper = named_drafts(lm, draft, device, dtype)
+        helper = named_drafts(base, draft, device, dtype)
         if not named:
             note("using the small pair that ships with smcgen; name a model of yours with -m")
             if chat is None and template_free(prompts):
                 prompts, chat = continued_or_asked(prompts), False
                 note("a prompt that ends like a sentence is asked, any other is continued (--chat and --no-chat decide)")
         if mode is None:
-            alone = target is lm and helper is not None and on_budget == "truncate"
+            alone = target is lm and helper is not None and on_budget == "truncate" and anneal is None and not collapse
             mode = "exact" if alone and particles is None and leniency is None and runs == 1 else "smc"
 
         posteriors = sg.sample(
@@ -280,6 +321,7 @@ def sample(
             block=block[0] if block and len(block) == 1 else block or None,
             policy=policy,
             policy_state=policy_state if policy_state is not None and policy_state.exists() else None,
+            reward=policy_reward,
             draft_costs=draft_cost or None,
             baseline=baseline,
             max_tokens=max_tokens,
@@ -292,6 +334,10 @@ def sample(
             draft_temperature=draft_temperature,
             leniency=leniency,
             chains=chains,
+            verification=verification,
+            collapse=collapse,
+            candidates=candidates,
+            anneal=None if anneal is None else ramp(anneal),
             mode=mode,
             chat=chat,
             groups=groups,
@@ -304,70 +350,12 @@ def sample(
             keep_state(policy_state, posteriors.info)
         if picture is not None:
             posteriors[0].plot(picture)
-        code = _report(posteriors, seed, stream, note, strict)
+        code = report(posteriors, seed, stream, note, strict)
     if code:
         raise typer.Exit(code)
 
 
-def _report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, note: Callable[[str], None], strict: bool) -> int:
-    """Writes the results, as JSON lines to `stream` or as text to stdout, and what went with them to stderr.
-
-    Returns the exit code. Raises NoSurvivors if no prompt has a survivor."""
-    settings = posteriors.settings
-    if seed is None:
-        note(f"seed {settings['seed']}")
-    for name, ignored in posteriors.info["ignored_defaults"].items():
-        if ignored:
-            shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
-            note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
-    for line in speed_notes(posteriors.info):
-        note(line)
-    results = list(posteriors)
-    failed = [post for post in results if post.failed]
-    if failed and len(failed) == len(results):
-        raise failed[0].failure()
-    if stream is not None:
-        for post in results:
-            stream.write(post.to_json() + "\n")
-    else:
-        for i, post in enumerate(results):
-            if i:
-                typer.echo("---")
-            typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
-    note(summary(results, posteriors.info["seconds"]))
-    if failed:
-        return FAILED
-    return TRUNCATED if strict and any(post.sample.reason == "budget" for post in results) else 0
-
-
-@app.command()
-def check(
-    file: Annotated[Path, typer.Argument(help="A Lark grammar, or a JSON schema (.json).")],
-    model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Measure the masks on this model's tokens (hub id, folder, .gguf).")
-    ] = None,
-    start: Annotated[str | None, typer.Option(help="Start rule of a grammar (default: start).")] = None,
-    examples: Annotated[int, typer.Option(help="Example texts to draw, without a model.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
-) -> None:
-    """Compile a grammar or a schema and say what it is worth: verdict, warnings, example texts, cost of its masks.
-
-    Exit codes: 0; 2 it cannot be used; 3 it admits no text.
-    """
-    if examples < 0:
-        raise UsageError(f"--examples {examples}: give 0 or more")
-    existing("check", file)
-    import smcgen as sg
-    from smcgen.potentials.describe import describe
-
-    if file.suffix.lower() == ".json":
-        if start is not None:
-            raise UsageError("--start has no effect on a schema: leave it out")
-        constraint = sg.json_schema(file)
-    else:
-        constraint = sg.lark(file, start=start)
-    vocabulary = None if model is None else sg.LM(model, device="cpu").load().vocabulary
-    typer.echo(str(describe(constraint, vocabulary, examples, seed)))
+app.command()(check)
 
 
 def _note(message: str) -> None:

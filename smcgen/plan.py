@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smcgen.drafts.arms import check_policy, look_ups, read_state, rivals_of
+from smcgen.drafts.arms import DEFAULT_POLICY, check_policy, look_ups, read_state, rivals_of
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
@@ -20,6 +20,8 @@ DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
 # Where a draft misses what the target wants, weights alone do not find it again; a few rejections do.
 DEFAULT_LENIENCY = 2.0
+DEFAULT_RESAMPLING = "systematic"
+DEFAULT_THRESHOLD = 0.9
 MOST_CHAINS = 8  # of the text that is left after a collapse; more are hardly ever needed
 MODES = ("smc", "exact")  # and "auto", which becomes one of them before a plan is made
 
@@ -145,7 +147,7 @@ def make_plan(
     max_tokens: int,
     seed: int | None,
     runs: int,
-    stop: str | Sequence[str],
+    stop: str | Sequence[str] | None,
     on_budget: str,
     resampling: str,
     threshold: float,
@@ -156,10 +158,10 @@ def make_plan(
     chains: int,
     mode: str,
     candidates: int | None,
-    policy: str,
+    policy: str | None,
     draft_costs: Sequence[float] | None,
     verification: str | None,
-    reward: str = "speed",
+    reward: str | None = None,
     policy_state: Any = None,
     arm_costs: Sequence[float] | None = None,
     collapse: bool | None = False,
@@ -177,7 +179,7 @@ def make_plan(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}, auto")
     if mode == "exact":
-        _check_exact(target, particles, leniency, anneal, on_budget)
+        _check_exact(target, particles, leniency, anneal, on_budget, resampling, threshold)
         particles, leniency = 1, 1.0
     particles = DEFAULT_PARTICLES if particles is None else particles
     blocks: tuple[Any, ...] = (
@@ -196,9 +198,9 @@ def make_plan(
     rivals: tuple[LM, ...] = ()
     draft = look_ups(draft, target.lms[0][0])
     if isinstance(draft, Sequence) and not isinstance(draft, str):
-        draft, rivals = rivals_of(draft, leniency, policy, draft_costs)
+        draft, rivals = rivals_of(draft, leniency, policy, draft_costs, reward)
     else:
-        check_policy(policy, draft_costs, draft)
+        check_policy(policy, draft_costs, draft, reward)
         if len(blocks) == 1 and draft_costs is not None:
             raise UsageError("draft_costs has no effect without several drafts or block lengths: leave it out")
     several = bool(rivals) or len(blocks) > 1
@@ -206,10 +208,9 @@ def make_plan(
         raise UsageError(f"block={block!r}: give each length once")
     if len(blocks) > 1 and leniency == math.inf:
         raise UsageError("several block lengths need mode='exact' or a finite leniency: what is accepted tells them apart")
-    if reward not in ("speed", "acceptance"):
-        raise UsageError(f"reward={reward!r}: give 'speed' or 'acceptance'")
-    if policy_state is not None and not several:
-        raise UsageError("policy_state has no effect without several drafts or block lengths: leave it out")
+    for name, given in (("policy", policy), ("reward", reward), ("policy_state", policy_state)):
+        if given is not None and not several:
+            raise UsageError(f"{name} has no effect without several drafts or block lengths: leave it out")
     leniency = _check_leniency(leniency, chains, draft is None, mode)
     if particles * chains > MAX_SLOTS // 2:
         raise UsageError(f"particles={particles} times chains={chains}: give at most {MAX_SLOTS // 2} together")
@@ -235,9 +236,9 @@ def make_plan(
         seed = secrets.randbits(32)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed={seed!r}: give an integer in [0, 2**64)")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else () if stop is None else (stop,)
     if not all(isinstance(s, str) and s and is_text(s) for s in stops):
-        raise UsageError(f"stop={stop!r}: give non-empty strings")
+        raise UsageError(f"stop={stop!r}: give a non-empty string, a list of them, or None")
     if anneal is not None and not isinstance(anneal, Ramp):
         raise UsageError(f"anneal={anneal!r}: give a Ramp, e.g. smcgen.Ramp(first=0.5, rounds=8)")
     if not isinstance(deterministic, bool):
@@ -278,7 +279,7 @@ def make_plan(
     return Plan(
         target, draft, particles, max(blocks), max_tokens, seed, runs, stops, on_budget, resampling,
         threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
-        rivals, policy, costs, verification, blocks, reward, read_state(policy_state), arm_costs,
+        rivals, policy or DEFAULT_POLICY, costs, verification, blocks, reward or "speed", read_state(policy_state), arm_costs,
         _check_collapse(collapse, target, on_budget, particles, mode, anneal),
     )  # fmt: skip
 
@@ -287,7 +288,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_exact(target: Target, particles: int | None, leniency: float | None, anneal: Ramp | None, on_budget: str) -> None:
+def _check_exact(
+    target: Target,
+    particles: int | None,
+    leniency: float | None,
+    anneal: Ramp | None,
+    on_budget: str,
+    resampling: str,
+    threshold: float,
+) -> None:
     """Raises UsageError unless one lossless sequence can have this law."""
     if not _is_plain(target, "truncate"):
         raise UsageError(
@@ -296,7 +305,13 @@ def _check_exact(target: Target, particles: int | None, leniency: float | None, 
         )
     if on_budget == "condition":
         raise UsageError("on_budget='condition' needs weights, which one lossless sequence has not: use mode='smc'")
-    for name, given in (("particles", particles not in (None, 1)), ("leniency", leniency not in (None, 1)), ("anneal", anneal)):
+    for name, given in (
+        ("particles", particles not in (None, 1)),
+        ("leniency", leniency not in (None, 1)),
+        ("anneal", anneal),
+        ("resampling", resampling != DEFAULT_RESAMPLING),
+        ("threshold", threshold != DEFAULT_THRESHOLD),
+    ):
         if given:
             raise UsageError(f"{name} has no place in mode='exact' (one particle, leniency 1): leave it out, or use mode='smc'")
 
@@ -313,18 +328,21 @@ def _check_collapse(
     """Whether a run ends at its first finish; None: where that is legal and does something."""
     if collapse not in (None, True, False):
         raise UsageError(f"collapse={collapse!r}: give True, False, or None (where it is possible)")
-    reason = None
-    if mode == "exact" or particles == 1:
-        reason = "collapse has no effect on one particle" + ", which mode='exact' draws" * (mode == "exact")
-    elif not _is_plain(target, on_budget):
-        reason = "collapse is for plain text: what goes on alone would have no weight for " + (
-            f"{target!r}" if on_budget == "truncate" else "on_budget='condition'"
+    alone = mode == "exact" or particles == 1
+    plain = _is_plain(target, on_budget)
+    annealed = anneal is not None and not anneal.steady
+    if not collapse:
+        return collapse is None and not alone and plain and not annealed
+    if alone:
+        raise UsageError("collapse has no effect on one particle, which mode='exact' always draws: leave it out")
+    if not plain:
+        what = f"{target!r}" if on_budget == "truncate" else f"on_budget={on_budget!r}"
+        raise UsageError(f"collapse is for plain text, and what goes on alone would have no weight for {what}: leave it out")
+    if annealed:
+        raise UsageError(
+            "collapse has no place beside anneal, which makes particles stand for other laws: leave one of them out"
         )
-    elif anneal is not None:
-        reason = "collapse has no place beside anneal, under which particles do not stand for the model until the end"
-    if collapse and reason is not None:
-        raise UsageError(f"{reason}: leave it out")
-    return collapse is not False and reason is None
+    return True
 
 
 def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mode: str) -> float:

@@ -1,12 +1,49 @@
-"""What the command says of a run, beside its results."""
+"""What the command writes of a run: results to stdout or a file, the rest to stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from smcgen.posterior import Posterior
+    from smcgen.posteriors import Posteriors
+
+TRUNCATED = 4  # exit code under --strict
+FAILED = 1  # exit code when only some of many prompts had no survivor
+
+
+def report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, note: Callable[[str], None], strict: bool) -> int:
+    """Writes the results, as JSON lines to `stream` or as text to stdout, and what went with them to stderr.
+
+    Returns the exit code. Raises NoSurvivors if no prompt has a survivor."""
+    settings = posteriors.settings
+    if seed is None:
+        note(f"seed {settings['seed']}")
+    for name, ignored in posteriors.info["ignored_defaults"].items():
+        if ignored:
+            shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
+            note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
+    for line in speed_notes(posteriors.info):
+        note(line)
+    results = list(posteriors)
+    failed = [post for post in results if post.failed]
+    if failed and len(failed) == len(results):
+        raise failed[0].failure()
+    if stream is not None:
+        for post in results:
+            stream.write(post.to_json() + "\n")
+    else:
+        for i, post in enumerate(results):
+            if i:
+                typer.echo("---")
+            typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
+    note(summary(results, posteriors.info["seconds"]))
+    if failed:
+        return FAILED
+    return TRUNCATED if strict and any(post.sample.reason == "budget" for post in results) else 0
 
 
 def speed_notes(info: dict[str, Any]) -> Iterator[str]:
@@ -34,7 +71,7 @@ def summary(posteriors: list[Posterior], seconds: float) -> str:
         ess = post.diagnostics().summary()["smallest_ess"]
         if post.settings["mode"] != "exact":
             parts += [f"log evidence {post.log_evidence:.3f}{error}", f"smallest ESS {ess:.1f} of {n}"]
-            parts += [f"collapsed after {max(post.collapsed)} rounds"] * (post.collapsed is not None)
+            parts += [f"collapsed after {max(post.collapsed)} rounds"] if post.collapsed is not None else []
             parts += [post.divergence_note] * (post.divergence_bound is not None and post.settings["draft"] is not None)
         if post.acceptance is not None:
             parts += [f"acceptance {post.acceptance:.2f}", f"{post.tokens_per_round:.2f} tokens per round"]

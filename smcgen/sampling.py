@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from smcgen.drafts.arms import check_costs
+from smcgen.drafts.arms import check_policy
 from smcgen.drafts.costs import time_forward
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
-from smcgen.plan import Plan, make_plan
+from smcgen.plan import DEFAULT_RESAMPLING, DEFAULT_THRESHOLD, Plan, make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
 from smcgen.record import Record
@@ -38,19 +38,19 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
     max_tokens: int = 128,
     seed: int | None = None,
     runs: int = 1,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = (),
     on_budget: str = "truncate",
-    resampling: str = "systematic",
-    threshold: float = 0.9,
+    resampling: str = DEFAULT_RESAMPLING,
+    threshold: float = DEFAULT_THRESHOLD,
     anneal: Ramp | None = None,
     draft_temperature: float | None = None,
     leniency: float | None = None,
     chains: int | None = None,
     mode: str = "smc",
-    policy: str = "restarting",
+    policy: str | None = None,
     draft_costs: Sequence[float] | None = None,
     verification: str | None = None,
-    reward: str = "speed",
+    reward: str | None = None,
     policy_state: dict[str, Any] | str | Path | None = None,
     baseline: bool = False,
     candidates: int | None = None,
@@ -91,13 +91,15 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             table of forward times, both before the run, choose among these, and the draft, particles, chains, block and
             leniency where they are not given. `info["auto"]` says what was chosen and why. As the times are measured, so is
             the choice: repeat a run with the options that it names.
-        policy: chooses among several drafts and block lengths: restarting, ucb-tuned, ucb1, thompson, sliding-ucb, fixed (the
-            first), or hedge, for which all drafts read the verified tokens, so that each round teaches about all of them.
+        policy: chooses among several drafts and block lengths: restarting (the default), ucb-tuned, ucb1, thompson,
+            sliding-ucb, fixed (the first), or hedge, for which all drafts read the verified tokens, so that each round teaches
+            about all of them.
         draft_costs: what a token of each draft costs in forwards of the target, measured beforehand; default: nothing, so that
             the most accepted draft (and the longest block) wins.
-        reward: what a policy maximises, "speed" (tokens per unit of cost, times the share of particles that the weights of a
-            block leave effective) or "acceptance".
-        policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it.
+        reward: what a policy maximises, "speed" (the default: tokens per unit of cost, times the share of particles that the
+            weights of a block leave effective) or "acceptance".
+        policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it. Each
+            prompt begins with it, learns for itself, and all together is what is kept.
         verification: in mode="exact" with one chain, "block" (drafted tokens are judged together, so that more are kept; the
             default there) or "token" (one after the other).
         baseline: run the same without a draft afterwards; `info["baseline"]` has its tokens per second and the speed-up, and a
@@ -132,20 +134,22 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         # What is wrong with the call is said before anything is measured, whatever the choice would be.
         if policy_state is not None:
             raise UsageError("policy_state has no place in mode='auto', which chooses the arms anew: leave it out")
-        exact = isinstance(target, Factor) and lossless(target, particles, leniency, on_budget)
+        _check_baseline(baseline, draft)
+        weights = bool(anneal is not None or collapse or resampling != DEFAULT_RESAMPLING or threshold != DEFAULT_THRESHOLD)
+        exact = isinstance(target, Factor) and lossless(target, particles, leniency, on_budget, weights)
+        check_policy(policy, draft_costs, draft, reward)
         for one in [one for _, one in candidates_of(draft, exact, leniency)] or [None]:
             make_plan(
                 target, one, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
                 draft_temperature, deterministic, leniency, 1 if chains is None else chains, "exact" if exact else "smc",
-                candidates, policy, None, verification, reward, collapse=collapse,
+                candidates, None, None, verification, collapse=collapse,
             )  # fmt: skip
-        check_costs(draft_costs, draft)
         _check_groups(groups)
         if verification == "block":
             chains = 1
         choice = resolve(
             target, draft, prompts, chat=chat, particles=particles, chains=chains, block=block, leniency=leniency,
-            draft_temperature=draft_temperature, draft_costs=draft_costs, on_budget=on_budget, max_tokens=max_tokens,
+            draft_temperature=draft_temperature, draft_costs=draft_costs, exact=exact, max_tokens=max_tokens,
             runs=runs, groups=groups, seed=seed,
         )  # fmt: skip
         draft, mode = choice.options.get("draft"), choice.options["mode"]
@@ -154,14 +158,16 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         draft_costs, arm_costs = None, choice.options.get("arm_costs")
         if draft is None:
             block = chains = draft_temperature = verification = None
+        if draft is None or not isinstance(block, list | tuple) or len(block) < 2:
+            policy = reward = None  # nothing is left to choose
     chains = 1 if chains is None else chains
     plan = make_plan(
         target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
         draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
         reward, policy_state, arm_costs, collapse,
     )  # fmt: skip
-    if baseline and plan.draft is None and choice is None:
-        raise UsageError("baseline has no effect without a draft: name a draft model, or leave it out")
+    if choice is None:
+        _check_baseline(baseline, draft)
     if keys is None:
         keys = range(len(prompts))
     whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(_is_whole(k) and 0 <= k < 1 << 32 for k in keys)
@@ -176,7 +182,9 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         record.info["auto"] = {"why": choice.why, "chosen": chosen, **choice.details}
         if draft is None and "speedup" in choice.details:
             warnings.warn(choice.why, stacklevel=2)
-    if baseline and plan.draft is not None:
+    if baseline and plan.draft is None:
+        _compare(record.info, record.info)  # mode="auto" has left the draft out: this run is its own baseline
+    elif baseline:
         plain = run(plan.without_draft(), prompts, chat, list(keys), groups, progress)
         _compare(record.info, plain.info)
     elif plan.draft is not None and plan.mode == "exact" and choice is None:
@@ -265,6 +273,12 @@ def _is_many(prompt: Any) -> bool:
     if not prompt:
         raise UsageError("no prompts: give at least one")
     return isinstance(prompt[0], str | Sequence) or prompt[0] is None
+
+
+def _check_baseline(baseline: bool, draft: Any) -> None:
+    """Raises UsageError if there is no draft to compare with."""
+    if baseline and (draft is None or (isinstance(draft, list | tuple) and not draft)):
+        raise UsageError("baseline has no effect without a draft: name a draft model, or leave it out")
 
 
 def _check_groups(groups: Any) -> None:

@@ -152,6 +152,32 @@ def test_a_draft_slower_than_the_model_is_warned_of(monkeypatch):
         sg.sample(base, [[0, 3, 1]] * 2, draft=draft, mode="exact", block=12, max_tokens=40, seed=1)
 
 
+@pytest.mark.parametrize(
+    "options", [{"anneal": sg.Ramp(0.5, 2)}, {"collapse": True}, {"threshold": 0.5}, {"resampling": "ssp"}], ids=str
+)
+def test_what_asks_for_weights_gets_them(options):
+    posts = auto(count=4, **options)
+    assert posts.settings["mode"] == "smc"
+    assert "what was given" in posts.info["auto"]["why"]
+
+
+def test_baseline_of_a_choice():
+    with pytest.raises(sg.UsageError, match="baseline has no effect without a draft"):
+        auto(draft=None, draft_costs=None, baseline=True)
+    with pytest.warns(UserWarning, match="no draft pays"):
+        posts = auto(draft_costs=[3.0], count=2, baseline=True)
+    assert posts.info["baseline"]["speedup"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it may pay or not
+        assert auto(count=2, baseline=True).info["baseline"]["tokens_per_second"] > 0
+
+
+def test_a_policy_that_has_nothing_left_to_choose():
+    assert auto(LM**2, count=2, policy="ucb1", reward="acceptance").settings["policy"] is None
+    posts = auto(LM**2, count=2, policy="ucb1", block=[1, 2])
+    assert posts.settings["policy"] == "ucb1"
+
+
 def test_generate_stays_lossless():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -176,6 +202,8 @@ def test_generate_stays_lossless():
         ({"draft": [5]}, "draft 5"),
         ({"draft_temperature": -1.0}, "draft_temperature"),
         ({"policy": "none of these"}, "policy"),
+        ({"reward": "fame"}, "reward"),
+        ({"anneal": 3}, "anneal=3"),
         ({"policy_state": {"arrays": {}}}, "policy_state"),
         ({"target": "tiny"}, "target 'tiny'"),
     ],

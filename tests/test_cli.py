@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 import smcgen as sg
 from smcgen.arguments import read_prompts
 from smcgen.cli import main
+from smcgen.cli import sample as command
 from tests.test_paged_engine import tiny, tokenizer
 from tests.tiny_models import byte_level, reward_model
 
@@ -238,6 +240,38 @@ def test_conditions(run, model, tmp_path):
     assert done.returncode == 3
 
 
+def test_every_option_of_a_call_is_there():
+    """What `sample` in Python has, the command has too."""
+    renamed = {"draft_costs": "draft_cost", "reward": "policy_reward"}
+    elsewhere = {"target", "keys", "progress"}  # made of -m, --alpha, ...; prompts in a file have their order; -q
+    known = set(inspect.signature(command).parameters)
+    assert {renamed.get(name, name) for name in inspect.signature(sg.sample).parameters} - elsewhere <= known
+    assert set(inspect.signature(sg.LM.at).parameters) - {"self"} <= known
+
+
+def test_options_reach_the_run(run, model, tmp_path):
+    options = ["-m", model, "--no-chat", "--seed", "1", "--max-tokens", "8", "--json"]
+
+    def settings(*more: str) -> dict:
+        done = run("sample", "ab", *options, *more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["settings"]
+
+    drafted = ["-d", "int4"]
+    assert settings(*drafted)["verification"] == "block"
+    assert settings(*drafted, "--verification", "token")["verification"] == "token"
+    assert settings(*drafted, "--collapse", "-n", "3")["collapse"]
+    assert settings(*drafted, "--collapse")["mode"] == "smc"
+    assert settings(*drafted, "--anneal", "0.5:3")["anneal"] == [0.5, 3, "models"]
+    cut = settings(*drafted, "--top-k", "3", "--top-p", "0.9", "--min-p", "0.01")
+    assert (cut["mode"], cut["target"].count("top_k=3"), cut["target"].count("min_p=0.01")) == ("exact", 1, 1)
+    assert settings(*drafted, "--block", "1", "--block", "2", "--policy-reward", "acceptance")["reward"] == "acceptance"
+    (tmp_path / "judge.py").write_text("def short(text): return len(text) < 4\n")
+    assert settings("--potential", f"{tmp_path}/judge.py:short", "--candidates", "3")["candidates"] == 3
+    collapsed = run("sample", "ab", *options[:-1], *drafted, "--collapse")
+    assert "collapsed after" in collapsed.stderr
+
+
 def test_check(run, model, tmp_path):
     (tmp_path / "g.lark").write_text('start: "a" item+\nitem: "b" | "cd"\n')
     (tmp_path / "s.json").write_text('{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}')
@@ -252,6 +286,12 @@ def test_check(run, model, tmp_path):
     done = run("check", "s.json", cwd=tmp_path)
     assert "checked at the end" in done.stdout
     assert "uniqueItems" in done.stdout
+    found = json.loads(run("check", "s.json", "--json", "--examples", "2", cwd=tmp_path).stdout)
+    assert found["verdict"] == "checked at the end"
+    assert all(isinstance(json.loads(example), list) for example in found["examples"])
+    timed = json.loads(run("check", "g.lark", "-m", model, "--json", cwd=tmp_path).stdout)
+    assert timed["mask_us"][0] > 0
+    assert run("check", "empty.lark", "--json", cwd=tmp_path).returncode == 3
     assert run("check", "empty.lark", cwd=tmp_path).returncode == 3
     assert run("check", "none.lark", cwd=tmp_path).returncode == 2
     assert run("check", "s.json", "--start", "x", cwd=tmp_path).returncode == 2
@@ -288,6 +328,12 @@ def test_check(run, model, tmp_path):
         (["--prompt-file", "types.jsonl"], 2, "line 2"),
         (["--prompt-file", "binary.txt"], 2, "cannot be read"),
         (["--resampling", "best"], 2, "multinomial"),
+        (["--anneal", "half"], 2, "give FIRST:ROUNDS"),
+        (["--anneal", "0.5:2:all:more"], 2, "give FIRST:ROUNDS"),
+        (["--verification", "both", "-d", "int8"], 2, "give 'block' or 'token'"),
+        (["--collapse", "--alpha", "2"], 2, "plain text"),
+        (["--policy", "ucb1", "-d", "int8"], 2, "policy has no effect"),
+        (["-m", "mistyped"], 2, "there is no folder mistyped"),
         (["--nonsense"], 2, "nonsense"),
         (["--max-tokens", "1", "--strict", "--regex", "[a-f]*"], 4, ""),
     ],

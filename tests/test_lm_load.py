@@ -3,13 +3,16 @@
 import copy
 import json
 import os
+import time
 import warnings
 
 import pytest
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
+import smcgen as sg
 import smcgen.lm.load as loading
 from smcgen.errors import ModelError, UsageError
 from smcgen.lm.load import load, quantized
@@ -104,6 +107,11 @@ class TestFolders:
         refused(ModelError, "cannot be read as a causal language model", folder)
 
 
+class Unknown(RepositoryNotFoundError):
+    def __init__(self):
+        Exception.__init__(self, "404 Client Error")
+
+
 class TestNames:
     def test_a_path_that_is_not_there(self, tmp_path, no_network):
         for path in (tmp_path / "nowhere", "./nowhere", "~/nowhere/at/all", "a/b/c", "with blank"):
@@ -113,13 +121,56 @@ class TestNames:
         (tmp_path / "model.safetensors").write_bytes(b"")
         refused(ModelError, "of files only .gguf can be read: give the folder", tmp_path / "model.safetensors")
 
-    def test_a_hub_id_that_cannot_be_had(self, monkeypatch):
-        def offline(*_, **__):
-            raise OSError("We couldn't connect to the hub\nand here is a page of advice")
+    def test_a_name_without_an_owner_does_not_ask_the_network(self, no_network):
+        refused(
+            ModelError, "there is no folder no-such-model: check the path .a hub id has the form owner/name", "no-such-model"
+        )
+        with pytest.raises(ModelError, match="reward model no-such cannot be read: there is no folder"):
+            sg.RewardModel("no-such").load(torch.device("cpu"))
 
-        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", offline)
-        words = "someone/model is no folder here and could not be had from the hub: We couldn't connect to the hub; check"
+    @pytest.mark.parametrize("kind", ["no network", "unknown", "silent"])
+    def test_a_hub_id_that_cannot_be_had(self, kind, monkeypatch):
+        """One question with a time limit, and a message that names both readings."""
+        asked = []
+
+        def model_info(self, name, **_):
+            asked.append(name)
+            if kind == "silent":
+                time.sleep(3)
+            if kind == "unknown":
+                raise Unknown
+            raise OSError("[Errno -2] Name or service not known\nand here is a page of advice")
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+        monkeypatch.setattr("smcgen.lm.hub.PATIENCE", 0.1)
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", None)
+        began = time.monotonic()
+        why = {
+            "no network": r"the hub cannot be reached \(.* Name or service not known\)",
+            "unknown": "the hub has none of that name",
+            "silent": "no answer within 0.2 seconds",
+        }[kind]
+        words = f"someone/model is no folder here, and not to be had as a model of the hub: {why}; check the path, or the name"
         refused(ModelError, words, "someone/model")
+        assert asked == ["someone/model"]
+        assert time.monotonic() - began < 2
+
+    def test_a_model_of_the_hub(self, folder, monkeypatch):
+        """Read from the network if the hub has it, from the cache if it cannot be reached."""
+        seen = []
+
+        def from_pretrained(source, local_files_only, **options):
+            seen.append(local_files_only)
+            raise OSError("enough")
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, **_: None)
+        refused(ModelError, "someone/model is no folder here and could not be had from the hub: enough", "someone/model")
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, **_: 1 / 0)
+        monkeypatch.setattr("smcgen.lm.hub._cached", lambda name: True)
+        for name in ("someone/model", "model"):
+            refused(ModelError, "could not be had from the hub: enough", name)
+        assert seen == [False, True, True]
 
     def test_the_embedded_pair_where_it_is_missing(self, monkeypatch, tmp_path, no_network):
         monkeypatch.setattr(loading, "__file__", str(tmp_path / "lm" / "load.py"))

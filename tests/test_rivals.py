@@ -174,6 +174,27 @@ def test_what_a_policy_has_learned_is_kept(tmp_path):
         sg.sample(LM, "ca", policy_state=path, **options)
 
 
+@pytest.mark.parametrize("policy", ["thompson", "sliding-ucb", "restarting", "hedge"])
+def test_all_prompts_together_are_kept(policy, tmp_path):
+    """One state of all prompts, each round of each of them counting once; another run begins with it."""
+    options = {"draft": [BAD, GOOD], "policy": policy, "mode": "exact", "max_tokens": 40, "groups": 3}
+    first = sg.sample(LM, ["ca"] * 7, seed=1, **options)
+    state = first.info["policy_state"]
+    pulls = [np.sum(state["arrays"]["pulls"])]
+    rounds = sum(len(post.rounds[0]) for post in first)
+    assert sum(first.info["draft_rounds"]) == rounds
+    each = len(options["draft"]) if policy == "hedge" else 1  # full information: every round teaches about every draft
+    assert pulls[0] == each * rounds
+    assert np.array(state["arrays"]["pulls"]).shape == (1, 2)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    second = sg.sample(LM, ["b", "ca"], seed=2, policy_state=path, **options)
+    pulls.append(np.sum(second.info["policy_state"]["arrays"]["pulls"]))
+    assert pulls[1] - pulls[0] == each * sum(second.info["draft_rounds"])
+    again = sg.sample(LM, ["b", "ca"], seed=2, policy_state=second.info["policy_state"], **options)
+    assert sum(again.info["draft_rounds"]) > 0
+
+
 def test_steps_are_timed():
     info = sg.sample(LM, "ca", draft=GOOD, mode="exact", max_tokens=20).info
     assert 0 < info["step_seconds"]["p50"] <= info["step_seconds"]["p95"]
@@ -195,6 +216,10 @@ def test_steps_are_timed():
         ({"draft": GOOD, "block": [1, 2], "leniency": float("inf")}, "finite leniency"),
         ({"draft": [GOOD, BAD], "mode": "exact", "reward": "fame"}, "'speed' or"),
         ({"draft": GOOD, "mode": "exact", "policy_state": {"arrays": {}}}, "without several"),
+        ({"draft": GOOD, "mode": "exact", "policy": "ucb1"}, "policy has no effect without several"),
+        ({"draft": [GOOD], "policy": "ucb1"}, "policy has no effect without several"),
+        ({"policy": "ucb1"}, "policy has no effect without several"),
+        ({"draft": GOOD, "reward": "acceptance"}, "reward has no effect without several"),
         ({"draft": [GOOD, BAD], "mode": "exact", "policy_state": "no such file"}, "cannot be read"),
     ],
 )

@@ -33,6 +33,8 @@ lm, small = sg.LM(BASE), sg.LM(DRAFT)
         ({"seed": 1.5}, "seed"),
         ({"stop": ""}, "non-empty"),
         ({"stop": ["a", ""]}, "non-empty"),
+        ({"stop": ["a", None]}, "non-empty"),
+        ({"stop": 5}, "give a non-empty string, a list of them, or None"),
         ({"on_budget": "wait"}, "truncate"),
         ({"resampling": "best"}, "multinomial, residual"),
         ({"threshold": 1.5}, "threshold"),
@@ -78,6 +80,17 @@ def test_places_are_refilled(groups):
     whole = sg.sample(lm**2, prompts, draft=small, block=2, particles=4, max_tokens=T, seed=6, groups=40)
     assert [p.table() for p in posts] == [p.table() for p in whole]
     assert np.array_equal(posts.log_evidence, whole.log_evidence)
+
+
+def test_no_stop_strings():
+    options = {"particles": 4, "max_tokens": T, "seed": 0}
+    assert sg.sample(lm, "ca", stop=None, **options).to_dict() == sg.sample(lm, "ca", **options).to_dict()
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0.5}, {"resampling": "ssp"}])
+def test_one_particle_is_not_resampled(options):
+    with pytest.raises(sg.UsageError, match="has no place in mode='exact'"):
+        sg.sample(lm, "ca", mode="exact", max_tokens=T, **options)
 
 
 def test_keys_name_the_randomness():
@@ -190,7 +203,7 @@ def test_prompts_of_other_types_are_refused(prompt):
     "options",
     [
         {"threshold": "0.5"}, {"threshold": None}, {"groups": "2"}, {"groups": 1.5}, {"keys": 5}, {"keys": [True]}, {"stop": 5},
-        {"stop": None}, {"stop": "\ud800"}, {"resampling": ["x"]}, {"anneal": 3}, {"deterministic": "no"}, {"progress": "x"},
+        {"stop": "\ud800"}, {"resampling": ["x"]}, {"anneal": 3}, {"deterministic": "no"}, {"progress": "x"},
         {"draft": small, "draft_temperature": "1"}, {"max_tokens": 1 << 30},
     ],
 )  # fmt: skip

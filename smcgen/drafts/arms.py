@@ -13,6 +13,8 @@ from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.target import LM, Handle
 
+DEFAULT_POLICY = "restarting"
+
 
 def look_ups(draft: Any, base: LM) -> Any:
     """`draft` with "ngram" and every `NGram` in it made a language model beside `base`."""
@@ -24,7 +26,7 @@ def look_ups(draft: Any, base: LM) -> Any:
 
 
 def rivals_of(
-    drafts: Sequence[Any], leniency: float | None, policy: str, costs: Sequence[float] | None
+    drafts: Sequence[Any], leniency: float | None, policy: str | None, costs: Sequence[float] | None, reward: str | None
 ) -> tuple[LM, tuple[LM, ...]]:
     """The first of several drafts, and the others."""
     if not drafts or not all(isinstance(draft, LM | str) for draft in drafts):
@@ -34,12 +36,15 @@ def rivals_of(
         raise UsageError("several drafts need mode='exact' or a finite leniency: what is accepted tells them apart")
     if any((d.temperature, d.truncation, d.prompt) != (first.temperature, first.truncation, first.prompt) for d in others):
         raise UsageError("several drafts must share their temperature, truncation and prompt: use draft_temperature")
-    check_policy(policy, costs, drafts)
+    check_policy(policy, costs, drafts, reward)
     return first, tuple(others)
 
 
-def check_policy(policy: str, costs: Sequence[float] | None, drafts: Any) -> None:
-    if policy not in POLICIES:
+def check_policy(policy: str | None, costs: Sequence[float] | None, drafts: Any, reward: str | None = None) -> None:
+    """Raises UsageError unless there is such a policy and such a reward, and costs of these drafts."""
+    if reward not in (None, "speed", "acceptance"):
+        raise UsageError(f"reward={reward!r}: give 'speed' or 'acceptance'")
+    if policy is not None and policy not in POLICIES:
         raise UsageError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
     check_costs(costs, drafts)
 

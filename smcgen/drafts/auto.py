@@ -192,11 +192,12 @@ def choose_weighted(
     return Choice(options, why, {"acceptance": {name: a.of for name, a in zip(names, accepted, strict=True)}})
 
 
-def lossless(target: Factor, particles: int | None, leniency: float | None, on_budget: str) -> bool:
-    """Whether the target is one language model as it is, and nothing that was given asks for weights."""
+def lossless(target: Factor, particles: int | None, leniency: float | None, on_budget: str, weights: bool = False) -> bool:
+    """Whether the target is one language model as it is, and nothing that was given asks for weights (`weights`: something
+    else does)."""
     whole = Target.product(*target.factors())
     plain = not whole.potentials and len(whole.lms) == 1 and whole.lms[0][1] == 1 and on_budget == "truncate"
-    return plain and particles in (None, 1) and leniency in (None, 1)
+    return plain and particles in (None, 1) and leniency in (None, 1) and not weights
 
 
 def candidates_of(draft: Any, exact: bool, leniency: float | None) -> list[tuple[int, Any]]:
@@ -216,7 +217,7 @@ def _reason(target: Target) -> str:
         return "the target has a power, which needs"
     if target.potentials:
         return "the target has conditions, which need"
-    return "what was given (particles, leniency, on_budget) asks for"
+    return "what was given (particles, leniency, on_budget, anneal, collapse, resampling or threshold) asks for"
 
 
 def _leaves_out(draft: Any) -> bool:
@@ -238,17 +239,16 @@ def resolve(
     leniency: float | None,
     draft_temperature: float | None,
     draft_costs: Sequence[float] | None,
-    on_budget: str,
+    exact: bool,
     max_tokens: int,
     runs: int,
     groups: int | None,
     seed: int | None,
 ) -> Choice:
-    """Chooses for a call of `sample`; what the caller gave is kept. Takes a pilot's time, and the table's unless
-    `draft_costs` are given."""
+    """Chooses for a call of `sample`; what the caller gave is kept. `exact` says that it can be lossless. Takes a pilot's time,
+    and the table's unless `draft_costs` are given."""
     whole = Target.product(*target.factors())
     base = whole.lms[0][0]
-    exact = lossless(target, particles, leniency, on_budget)
     named = candidates_of(draft, exact, leniency)
     if not named:
         return Choice({"mode": "exact" if exact else "smc"}, "no draft is named, so the model proposes token by token")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -20,6 +19,7 @@ from smcgen.lm import gguf
 from smcgen.lm.attention import NAME
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.checks import check_agreement, check_calls, check_supported, probe_tokens
+from smcgen.lm.hub import local_files_only
 from smcgen.lm.paged import PagedLM
 from smcgen.lm.quantized import quantized
 from smcgen.lm.vocabulary import Vocabulary
@@ -27,7 +27,6 @@ from smcgen.lm.vocabulary import Vocabulary
 __all__ = ["load", "quantized"]
 
 EMBEDDED = ("tiny", "tiny-draft")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Generation settings that would change probabilities, with the values that change nothing.
 _CHANGES_PROBABILITIES = {
     "temperature": (1.0,),
@@ -184,16 +183,15 @@ def _find(name: str) -> tuple[str, bool]:
         return str(path), True
     if path.is_file():
         raise ModelError(f"{name} is a file, and of files only .gguf can be read: give the folder that it lies in")
-    if not _HUB_ID.fullmatch(name):
-        raise ModelError(f"there is no folder {name}: check the path (a hub id has the form owner/name)")
     return name, False
 
 
 def _read(name: str, source: str, local: bool, dtype: torch.dtype, with_tokenizer: bool) -> tuple[Any, Any]:
     """A model and its tokenizer as transformers reads them."""
+    no_network = local_files_only(source)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=local, trust_remote_code=False, output_loading_info=True
+            source, dtype=dtype, local_files_only=no_network, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
         if local:
@@ -218,7 +216,9 @@ def _tokenizer(name: str, tokenizer: Any) -> Any:
         return tokenizer
     where = os.fspath(tokenizer)
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=Path(where).is_dir(), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only(where), trust_remote_code=False)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{name}: no tokenizer can be read from {where}: {_first_line(error)}; give one with tokenizer="
