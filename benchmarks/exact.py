@@ -130,7 +130,7 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
         def fixed(found: tuple[torch.Tensor, ...] = found) -> tuple[Any, Any, torch.Tensor]:
             made = []
             for net, law in zip(nets, found, strict=True):
-                own = copy.deepcopy(net, {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())})
+                own: Any = copy.deepcopy(net, {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())})
                 own.set_attn_implementation("sdpa")
                 own.lm_head = FixedHead(own.lm_head, law, own.lm_head.weight)
                 made.append(own)
