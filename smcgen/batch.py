@@ -38,7 +38,7 @@ class Done:
         rounds_of: item -> its rounds.
         rounds, seconds: of the batch; of each of its rounds.
         memory: K/V pages (see `lm.memory`).
-        recorded: whether rounds came from a recording.
+        graphs: the CUDA graphs that a round was, 0 if it was launched kernel by kernel.
     """
 
     fields: dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ class Done:
     rounds: int
     seconds: list[float]
     memory: dict[str, Any]
-    recorded: bool
+    graphs: int
 
 
 @dataclass
@@ -140,6 +140,7 @@ class Batch:
                         free.extend(ended)
                         tokens += len(ended) * self.plan.max_tokens
                     bar.update(tokens + int(length[list(busy)].sum()))
+            self.world.potentials.join()
         return Done(
             fields=self.fields,
             stop_state=self.stop_state,
@@ -149,7 +150,7 @@ class Batch:
             rounds=len(self.history),
             seconds=self.seconds,
             memory=self.memory.summary(),
-            recorded=rounds.recorded is not None,
+            graphs=rounds.graphs,
         )
 
     def read(self, report: Report, busy: dict[int, int]) -> tuple[dict[int, int], torch.Tensor]:

@@ -14,7 +14,7 @@ from smcgen.smc.chains import widen
 from smcgen.smc.ending import Ending
 from smcgen.smc.factors import Potentials, Scorer, text_counts
 from smcgen.smc.keys import Keys
-from smcgen.smc.particles import Block, Particles
+from smcgen.smc.particles import Block, Drawn, Particles
 
 HASH = 0x5851F42D4C957F2D  # multiplies the hash of a history at each token
 
@@ -54,7 +54,8 @@ class Proposal(Protocol):
 
     def extend(self, particles: Particles, world: World) -> Block:
         """A block for every particle; finished and dead particles get 0 tokens and log weight 0. The hard potentials and
-        the models of `world` have read the block afterwards (all but its last token at least)."""
+        the models of `world` have read the block afterwards (all but its last token at least); what the former say of the
+        last token need not have been heard."""
         ...
 
     def trim(self, length: torch.Tensor) -> None:
@@ -66,10 +67,14 @@ class Proposal(Protocol):
         ...
 
 
-class Drawing:
+class Drawing(Drawn):
     """A block under construction: tokens are committed one at a time, and after each the particle goes on, ends or dies.
 
-    The tensors have one column more than `size`, into which rows that commit nothing write."""
+    The tensors have one column more than `size`, into which rows that commit nothing write.
+
+    Attributes:
+        refused: bool [G, N], a hard potential has refused a token that its mask let through.
+    """
 
     def __init__(self, particles: Particles, size: int, factors: int):
         shape, device = particles.length.shape, particles.length.device
@@ -85,6 +90,8 @@ class Drawing:
         self.judged = self.accepted = torch.zeros_like(particles.length)
         self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
         self.history, self.round = particles.history, particles.round
+        self.reading = None
+        self.refused = torch.zeros_like(particles.alive)
 
     @property
     def alive(self) -> torch.Tensor:
@@ -95,7 +102,7 @@ class Drawing:
         """Appends `token` int64 [G, N], drawn with log probability `log_q` float64 [G, N], where `active` bool [G, N].
 
         A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
-        the token, unless it ended the sample."""
+        the token, unless it ended the sample; what they say of it is there for `hear`."""
         taken = self.append(world, active, token, log_q, cause)
         if world.potentials.hard:
             self.read(world, token, taken)
@@ -155,20 +162,19 @@ class Drawing:
         """The hard potentials, which may follow M chains of each particle, read the token just appended where `taken`."""
         one = text_counts(taken.long(), torch.where(taken, self.reason, ALIVE))
         chains = world.potentials.rows // token.shape[1]
-        change, cause = world.potentials.extend(world.potentials.hard, widen(token[..., None], chains), widen(one, chains))
-        self.log_weight = self.log_weight + change[:, ::chains]
-        self.kill(change[:, ::chains] == -torch.inf, cause[:, ::chains])
+        self.hear()
+        self.reading = world.potentials.read(world.potentials.hard, widen(token[..., None], chains), widen(one, chains))
+
+    def hear(self) -> torch.Tensor | None:
+        refused = super().hear()
+        if refused is not None:
+            self.refused = self.refused | refused
+        return refused
 
     def leave(self, active: torch.Tensor, log_share: torch.Tensor) -> None:
         """Notes the share of the next token's law that the masks leave, log float64 [G, N], where `active`."""
         column = torch.where(active, self.counts, self.size)[..., None]
         self.log_left.scatter_(-1, column, log_share.double()[..., None])
-
-    def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
-        """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
-        self.reason = torch.where(dead, DEAD, self.reason)
-        self.cause = torch.where(dead, cause, self.cause)
-        self.log_weight = torch.where(dead, -torch.inf, self.log_weight)
 
     def block(self) -> Block:
         used = torch.arange(self.size, device=self.counts.device) < self.counts[..., None]
@@ -186,4 +192,5 @@ class Drawing:
             log_left=self.log_left[..., :-1],
             judged=self.judged,
             accepted=self.accepted,
+            reading=self.reading,
         )

@@ -80,7 +80,9 @@ class DraftProposal:
         for _ in self._draft(drawing, particles, world, limit):
             pass
         counts = drawing.counts
+        asked = world.potentials.ask(drawing.alive, drawing.reading)
         logits = world.scorer.read(particles, drawing.tokens[..., : self.drafted], counts)
+        drawing.hear()
         # The row after the last drafted token is scored with the others, of which it is no copy, and then left out.
         used = torch.arange(self.block, device=counts.device) < counts[..., None]
         log_p = world.scorer.score(logits, drawing.tokens[..., : self.block], used)[..., : self.drafted, :]
@@ -91,22 +93,23 @@ class DraftProposal:
         proposal = torch.where(used, drawing.token_log_q[..., : self.drafted], 0.0).sum(-1)
         drawing.log_weight = drawing.log_weight + torch.where(drawing.log_weight > -torch.inf, target - proposal, 0.0)
         drawing.kill(target == -torch.inf, torch.full_like(counts, -1))  # a token that the target truncates away
-        draw_local(drawing, particles, world, logits)
+        draw_local(drawing, particles, world, logits, asked)
         return drawing.block()
 
     def _draft(self, drawing: Drawing, particles: Particles, world: World, limit: torch.Tensor) -> Iterator[Step]:
         """Commits up to `limit` [G, R] tokens from the draft, one a step."""
-        tokens, unread = self.reader.unread(particles.tokens, particles.length, 2)
-        logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
-        row = (unread - 1).clamp(min=0)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
-        logits = logits.gather(-2, row)[0, :, :, 0]
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         token = particles.length  # any int64 [G, N]; replaced by the first draw
         for k in range(self.drafted):
             active = drawing.alive & (k < limit)
-            if k > 0:
+            asked = world.potentials.ask(active, drawing.reading)  # the host is at it while the draft reads
+            if k == 0:
+                logits = self._first(particles)
+            else:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
-            bits, cause = world.potentials.bits(active)
+            drawing.hear()
+            active = drawing.alive & (k < limit)
+            bits, cause = asked.bits(active)
             law = truncate(logits, self.temperature, *self.truncation)
             step = Step(law, self.temperature, bits)
             allowed = bits if law.is_cuda else step.allowed
@@ -118,6 +121,13 @@ class DraftProposal:
             drawing.commit(world, active, token, drawn.log_q, cause)
             yield step
         self.reader.watch(torch.cat([log_z for log_z, _ in seen], -1), torch.cat([used for _, used in seen], -1))
+
+    def _first(self, particles: Particles) -> torch.Tensor:
+        """The draft reads what it has not read of the samples: logits [G, R, V] after their last tokens."""
+        tokens, unread = self.reader.unread(particles.tokens, particles.length, 2)
+        logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
+        row = (unread - 1).clamp(min=0)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
+        return logits.gather(-2, row)[0, :, :, 0]
 
     def uniform(self, world: World, drawing: Drawing, step: int) -> torch.Tensor:
         """float64 [G, R] for the draft's draws."""

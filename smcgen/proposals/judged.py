@@ -84,7 +84,7 @@ def judge(judgement: Judgement) -> Judged:
     refused = torch.zeros_like(alive)
     if allowed is not None:
         whole = alive & (accepted == pick(draft.counts, judgement.row))
-        refused = whole & (accepted > 0) & pick(judgement.barred, judgement.row)
+        refused = whole & (accepted > 0) & pick(draft.refused, judgement.row)
         cause = torch.where(whole, pick(cause, judgement.row), -1)
     tokens, log_law = (x.view(*shape, -1) for x in (verdict.tokens, verdict.log_law))
     return Judged(verdict, tokens, log_law, accepted, refused, cause)
@@ -97,7 +97,8 @@ def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor]:
     bits = [step.bits for step in steps if step.bits is not None]
     if not bits:
         return None, torch.full_like(judgement.row, -1)
-    last, cause = judgement.world.potentials.bits(draft.alive)
+    assert judgement.asked is not None
+    last, cause = judgement.asked.bits(draft.alive)
     assert last is not None
     allowed = torch.stack([*bits, last], 2)
     # A chain that could draft no more has the mask that stopped it; the others go on after their last token.

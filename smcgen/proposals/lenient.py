@@ -16,12 +16,13 @@ import torch
 from smcgen.kernels.categorical import draw
 from smcgen.kernels.verify import Levels, accept, levels, log_excess, log_law
 from smcgen.lm.batch import Reader
-from smcgen.potentials.base import DEAD
 from smcgen.proposals import judged
 from smcgen.proposals.base import Drawing, World
 from smcgen.proposals.draft import DraftProposal, Step
+from smcgen.smc.asked import Asked
 from smcgen.smc.chains import offspring, pick, split, widen
 from smcgen.smc.factors import text_counts
+from smcgen.smc.host import asks
 from smcgen.smc.keys import ACCEPT, BONUS, DRAFT
 from smcgen.smc.particles import Block, Particles
 from smcgen.target import Truncation
@@ -63,16 +64,11 @@ class LenientProposal(DraftProposal):
         rows = widen(torch.arange(particles.length.shape[1], device=particles.length.device)[None], self.chains)
         wide = particles if self.chains == 1 else particles.select(rows.expand(len(particles.length), -1))
         draft = Drawing(wide, self.drafted, 0)
-        steps: list[Step] = []
-        barred = torch.zeros_like(wide.alive)  # a hard potential refused the last token, though its mask let it through
-        counts = draft.counts
-        for step in self._draft(draft, wide, world, self.limit(wide, world)):
-            if world.potentials.hard:
-                barred = barred | ((draft.counts > counts) & (draft.reason == DEAD))
-                counts = draft.counts
-            steps.append(step)
+        steps = list(self._draft(draft, wide, world, self.limit(wide, world)))
+        asked = world.potentials.ask(draft.alive, draft.reading) if judged.applies(world) else None
         logits = world.scorer.read(wide, draft.tokens[..., : self.drafted], draft.counts)
-        return self.settle(self.judgement(self, particles, world, draft, steps, barred, logits))
+        draft.hear()
+        return self.settle(self.judgement(self, particles, world, draft, steps, asked, logits))
 
     def settle(self, judgement: Judgement) -> Block:
         """The block of a round whose drafted tokens have been scored."""
@@ -85,6 +81,7 @@ class Judgement:
     Attributes:
         row: int64 [G, N], the row (among R = N * M) of the chain whose tokens the particle has taken so far.
         live: bool [G, N, M], chains that agree with those tokens.
+        asked: the masks after all that each chain has drafted, for rounds that are judged as a whole (`proposals.judged`).
         rejected: bool [G, N], every candidate at the particle's next position was rejected.
         level, candidates, log_q: at the position of the rejection; for other particles, what makes the residual p~ itself.
         whole: the block is judged as a whole (see `proposals.block`).
@@ -99,11 +96,11 @@ class Judgement:
         world: World,
         draft: Drawing,
         steps: list[Step],
-        barred: torch.Tensor,
+        asked: Asked | None,
         logits: list[torch.Tensor],
     ):
         self.proposal, self.particles, self.world = proposal, particles, world
-        self.draft, self.steps, self.barred, self.logits = draft, steps, barred, logits
+        self.draft, self.steps, self.asked, self.logits = draft, steps, asked, logits
         self.chains, self.leniency = proposal.chains, proposal.leniency
         self.drawing = Drawing(particles, proposal.block, len(world.scorer.columns))
         groups, count = particles.length.shape
@@ -139,7 +136,7 @@ class Judgement:
         for k, step in enumerate(self.steps):
             candidates = self.live & split(k < self.draft.counts, self.chains)
             going = self.drawing.alive & ~self.rejected & candidates.any(-1)
-            if not going.is_cuda and not going.any():  # on a GPU asking would wait for the device
+            if asks(going) and not going.any():
                 break
             self._judge(k, step, candidates & going[..., None], going)
 
@@ -166,13 +163,13 @@ class Judgement:
         self.row = torch.where(taken, self.first + which, self.row)
         later = torch.arange(self.chains, device=which.device) >= which[..., None]
         self.live = self.live & (later & (tokens == token[..., None]) | ~taken[..., None])
-        ended_here = pick(self.barred & (self.draft.counts == k + 1), self.row)
+        ended_here = pick(self.draft.refused & (self.draft.counts == k + 1), self.row)
         self.drawing.kill(taken & ended_here, pick(self.draft.cause, self.row))
 
         fresh = going & ~taken
         self.drawing.accepted = self.drawing.accepted + taken
         self.drawing.judged = self.drawing.judged + going
-        if fresh.is_cuda or fresh.any():
+        if not asks(fresh) or fresh.any():
             self.rejected = self.rejected | fresh
             self.candidates = torch.where(fresh[..., None], candidates, self.candidates)
             self.log_q = torch.where(fresh[..., None], log_q, self.log_q)

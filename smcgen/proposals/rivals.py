@@ -146,6 +146,7 @@ class RivalProposal(LenientProposal):
 
     def _learn(self, chosen: dict[int, int], particles: Particles, block: Block) -> None:
         """Each group's policy learns what the arm that it chose has earned."""
+        block.hear()
         tokens, alive = block.counts.cpu().numpy(), particles.alive.cpu().numpy()
         judged, accepted = block.judged.cpu().numpy(), block.accepted.cpu().numpy()
         log_weight = block.log_weight.cpu().numpy()

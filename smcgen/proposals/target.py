@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from smcgen.proposals.base import Drawing, World
+from smcgen.smc.asked import Asked
 from smcgen.smc.keys import BONUS
 from smcgen.smc.particles import Block, Particles
 
@@ -33,22 +34,24 @@ class TargetProposal:
 
     def extend(self, particles: Particles, world: World) -> Block:
         drawing = Drawing(particles, 1, len(world.scorer.columns))
+        asked = world.potentials.ask(drawing.alive)
         logits = world.scorer.read(particles, particles.tokens[..., :0], torch.zeros_like(particles.length))
-        draw_local(drawing, particles, world, logits)
+        draw_local(drawing, particles, world, logits, asked)
         return drawing.block()
 
 
-def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Sequence[torch.Tensor]) -> None:
+def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Sequence[torch.Tensor], asked: Asked) -> None:
     """Commits one token from the local target to every particle that is still alive, and adds log Z_t to its weight.
 
     Args:
         logits: per factor [G, N, T + 1, V], as `Scorer.read` returned them after T drafted tokens; the row after each
             particle's last committed token is used.
+        asked: the masks of all these particles.
     """
     active = drawing.alive
     uniform = world.uniform(BONUS, drawing)
     rows = next_rows(drawing, logits)
-    allowed, cause = allowed_next(drawing, particles, world, active)
+    allowed, cause = allowed_next(drawing, particles, world, active, asked)
     drawn = world.scorer.draw(rows, particles.scale, uniform, allowed, active)
     if allowed is not None:
         drawing.leave(active, drawn.log_left)
@@ -62,10 +65,10 @@ def next_rows(drawing: Drawing, logits: Sequence[torch.Tensor]) -> list[torch.Te
 
 
 def allowed_next(
-    drawing: Drawing, particles: Particles, world: World, active: torch.Tensor
+    drawing: Drawing, particles: Particles, world: World, active: torch.Tensor, asked: Asked
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """The tokens allowed next where `active`, bool [G, N, V] or None, and the potential that left none, int64 [G, N]."""
-    allowed, cause = world.potentials.mask(active)
+    allowed, cause = asked.mask(active)
     if world.ending.condition:
         last = particles.length + drawing.counts == world.ending.max_tokens - 1
         ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
@@ -85,7 +88,7 @@ def local_target(
     active = drawing.alive
     rows = next_rows(drawing, logits)
     local = world.scorer.local(rows, particles.scale, active)
-    allowed, cause = allowed_next(drawing, particles, world, active)
+    allowed, cause = allowed_next(drawing, particles, world, active, world.potentials.ask(active))
     return rows, local, allowed, cause
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 import torch
 
 from smcgen.errors import UsageError
-from smcgen.kernels.categorical import Drawn, draw, log_softmax, power_draw, score, unpack
+from smcgen.kernels.categorical import Drawn, draw, log_softmax, power_draw, score
 from smcgen.kernels.truncate import truncate
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
 from smcgen.potentials.base import END, STOP, Potential, Prompt
+from smcgen.smc.asked import Asked, Reading, not_refused
 from smcgen.smc.chains import offspring, widen
+from smcgen.smc.host import Host
 from smcgen.smc.particles import Particles
 from smcgen.target import Truncation
 
@@ -156,7 +157,7 @@ class Scorer:
 @dataclass
 class Potentials:
     """The potentials phi_i**beta_i of a target with the states of all rows. Texts live on the host, and so do the states of
-    potentials that are not `on_device`.
+    potentials that are not `on_device`: what those have to do is noted (see `smc.host`) and done by `join`.
 
     Attributes:
         bound: the potentials, bound to the run's vocabulary.
@@ -166,7 +167,7 @@ class Potentials:
         text_of: tokens, lengths and reasons of some rows -> their texts.
         chains: M, the candidates of each particle that hard potentials follow at a time: their rows are [G, N * M] (see
             `smc.chains`), in `mask`, in `extend` and in `states`. Soft potentials read committed blocks only.
-        seconds: host time spent in potentials.
+        host: what is to be done on the host.
     """
 
     bound: Sequence[Potential]
@@ -177,14 +178,18 @@ class Potentials:
     device: torch.device
     chains: int = 1
     states: list[Any] = field(init=False)
-    seconds: float = 0.0
+    host: Host = field(init=False)
 
     def __post_init__(self) -> None:
         groups, particles = self.shape
         blank = [Prompt((), "")] * groups
         self.states = [potential.start(blank, particles * (self.chains if potential.hard else 1)) for potential in self.bound]
-        words = (self.vocabulary_size + 31) // 32
-        self._bits = torch.zeros(groups * particles * self.chains, words, dtype=torch.int32)
+        self.host = Host(self.device)
+
+    @property
+    def seconds(self) -> float:
+        """Host time spent in potentials."""
+        return self.host.seconds
 
     @property
     def rows(self) -> int:
@@ -210,122 +215,146 @@ class Potentials:
         """Whether all work is look-ups on the device: then no method waits for the host."""
         return all(potential.on_device for potential in self.bound)
 
+    def hosted(self, which: Sequence[int]) -> list[int]:
+        """Those of `which` that work on the host."""
+        return [i for i in which if not self.bound[i].on_device]
+
+    def join(self) -> None:
+        """All that was noted is done."""
+        self.host.join()
+
     def restart(self, groups: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        self.join()
         for potential, state in zip(self.bound, self.states, strict=True):
             potential.restart(state, groups, prompts)
 
     def mask(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """As `bits`, the tokens as bool [G, R, V]."""
-        bits, cause = self.bits(active)
-        return None if bits is None else unpack(bits, self.vocabulary_size), cause
+        return self.ask(active).mask(active)
 
     def bits(self, active: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Tokens that every hard potential allows in the rows where `active` bool [G, R], R being N * M.
+        """Tokens that every hard potential allows in the rows where `active` bool [G, R]; see `Asked.bits`."""
+        return self.ask(active).bits(active)
 
-        Returns bit rows int32 [G, R, words] (None without hard potentials), all set where not active, and int64 [G, R]: the
-        potential that left no token, -1 if some are left; `len(bound)` if only the potentials together left none."""
-        shape = active.shape
-        cause = torch.full(shape, -1, dtype=torch.int64, device=self.device)
-        if not self.hard:
-            return None, cause
-        began = time.perf_counter()
-        joint = None
-        rows = None if all(self.bound[i].on_device for i in self.hard) else active.flatten().cpu()
-        for i in self.hard:
-            bits = torch.where(active.reshape(-1, 1), self._mask_of(i, rows), -1)
-            joint = bits if joint is None else joint & bits
-            cause = torch.where((bits == 0).all(-1).view(shape) & (cause < 0), i, cause)
-        assert joint is not None
-        cause = torch.where((joint == 0).all(-1).view(shape) & (cause < 0), len(self.bound), cause)
-        self.seconds += time.perf_counter() - began
-        return joint.view(*shape, -1), cause
+    def ask(self, active: torch.Tensor, after: Reading | None = None) -> Asked:
+        """Has masks made ready for the rows where `active` bool [G, R], R being N * M, except those that `after` refuses.
 
-    def _mask_of(self, i: int, rows: torch.Tensor | None) -> torch.Tensor:
-        """Bit rows int32 [G * R, words] of one hard potential, on the device. `rows`: bool [G * R] on the host, those that
-        count; None if nothing on the host is asked."""
-        potential: Any = self.bound[i]
-        if potential.on_device:
-            return potential.bits(self.states[i]).flatten(0, 1)
-        self._bits.fill_(-1)
-        potential.mask(self.states[i], self._bits, rows)
-        return self._bits.to(self.device, copy=True)
+        What is launched between this and `Asked.bits`, the forward of a model, runs while the host works."""
+        hosted = self.hosted(self.hard)
+        if not hosted:
+            return Asked(self, None)
+        size = (active.numel(), (self.vocabulary_size + 31) // 32)
+        refused = [] if after is None or after.task is None else [after.task]
+
+        def work(rows: torch.Tensor, *out: torch.Tensor) -> None:
+            rows = not_refused(rows, refused)
+            for i, bits in zip(hosted, out, strict=True):
+                bits.fill_(-1)
+                self.bound[i].mask(self.states[i], bits, rows)
+
+        # Other threads may fill masks meanwhile, on a CPU too.
+        task = self.host.later(work, [active.flatten()], [(size, torch.int32)] * len(hosted), lazy=True)
+        self.host.send()
+        return Asked(self, task)
 
     def extend(self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Potentials `which` read int64 [G, R, T], the first `counts` [G, R] of each row (no token that ends a sample); R is
-        N, or N * M for hard potentials.
+        """`read`, and what they say of it at once."""
+        return self.read(which, tokens, counts).result()
 
-        Returns float64 [G, R], the change of sum_i beta_i log phi_i, and int64 [G, R], the first that gave 0, -1 if none."""
-        if not which:
-            return self._nothing(counts.shape)
-        began = time.perf_counter()
-        host = [] if all(self.bound[i].on_device for i in which) else [tokens.flatten(0, 1).cpu(), counts.flatten().cpu()]
-        change, cause = self._nothing(counts.shape)
-        for i in which:
-            given = (tokens, counts) if self.bound[i].on_device else host
-            delta = self.bound[i].extend(self.states[i], *given).view(counts.shape).to(self.device)
-            cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
-            change = change + self.exponents[i] * delta
-        self.seconds += time.perf_counter() - began
-        return change, cause
+    def read(self, which: Sequence[int], tokens: torch.Tensor, counts: torch.Tensor) -> Reading:
+        """Potentials `which` read int64 [G, R, T], the first `counts` [G, R] of each row (no token that ends a sample); R is
+        N, or N * M for hard potentials."""
+        hosted, task = self.hosted(which), None
+        if hosted:
+
+            def work(tokens: torch.Tensor, counts: torch.Tensor, out: torch.Tensor) -> None:
+                for place, i in enumerate(hosted):
+                    out[place] = self.bound[i].extend(self.states[i], tokens, counts)
+
+            size = (len(hosted), counts.numel())
+            task = self.host.later(work, [tokens.flatten(0, 1), counts.flatten()], [(size, torch.float64)])
+        there = set(which) - set(hosted)
+        here = {i: self.bound[i].extend(self.states[i], tokens, counts).view(counts.shape) for i in which if i in there}
+        return Reading(self, list(which), tuple(counts.shape), here, task)
 
     def finish(
         self, particles: Particles, ended: torch.Tensor, which: Sequence[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last step of the telescope of `which` (default: all) for rows `ended` bool [G, N]; returns as `extend`."""
-        change, cause = self._nothing(self.shape)
-        which = range(len(self.bound)) if which is None else which
-        began = time.perf_counter()
-        hosted = [i for i in which if not self.bound[i].on_device]
-        rows = ended.flatten().cpu().nonzero()[:, 0] if hosted else None
-        if rows is not None and len(rows):
-            reasons = particles.reason.flatten().cpu()[rows]
-            texts = self.text_of(particles.tokens.flatten(0, 1).cpu()[rows], particles.length.flatten().cpu()[rows], reasons)
-        else:
-            reasons, texts = None, []
-        for i in which:
-            potential: Any = self.bound[i]
-            if potential.on_device:
-                last = particles.tokens.gather(-1, (particles.length - 1).clamp(min=0)[..., None])[..., 0]
-                delta = torch.where(ended, potential.close(self.states[i], last, particles.reason), 0.0)
-            elif rows is None or reasons is None:
-                continue
-            else:
-                delta = torch.zeros(self.shape, dtype=torch.float64)
-                state_rows = rows * self.chains if potential.hard else rows
-                delta.view(-1)[rows] = potential.finish(self.states[i], state_rows, texts, reasons.tolist())
-                delta = delta.to(self.device)
-            cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
-            change = change + self.exponents[i] * delta
-        self.seconds += time.perf_counter() - began
-        return change, cause
+        """`close`, and what they say of it at once."""
+        return self.close(particles.tokens, particles.length, particles.reason, ended, which).result()
 
-    def _nothing(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """No change and no cause, made on the device: without potentials a round must not wait for it."""
-        change = torch.zeros(*shape, dtype=torch.float64, device=self.device)
-        return change, torch.full_like(change, -1, dtype=torch.int64)
+    def close(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        reason: torch.Tensor,
+        ended: torch.Tensor,
+        which: Sequence[int] | None = None,
+        after: Sequence[Reading] = (),
+    ) -> Reading:
+        """The last step of the telescope of `which` (default: all) for rows `ended` bool [G, N], except those that one of
+        `after` refuses: samples tokens int64 [G, N, L], length and reason int64 [G, N]."""
+        which = list(range(len(self.bound)) if which is None else which)
+        hosted, task = self.hosted(which), None
+        for reading in after:
+            ended = ended & ~reading.refused_here(self.shape[1])
+        if hosted:
+            refused = [reading.task for reading in after if reading.task is not None]
+
+            def work(
+                ended: torch.Tensor, tokens: torch.Tensor, length: torch.Tensor, reason: torch.Tensor, out: torch.Tensor
+            ) -> None:
+                rows = not_refused(ended, refused).nonzero()[:, 0]
+                out.zero_()
+                if len(rows):
+                    texts, why = self.text_of(tokens[rows], length[rows], reason[rows]), reason[rows].tolist()
+                    for place, i in enumerate(hosted):
+                        at = rows * self.chains if self.bound[i].hard else rows
+                        out[place, rows] = self.bound[i].finish(self.states[i], at, texts, why)
+
+            size = (len(hosted), ended.numel())
+            sample = [ended.flatten(), tokens.flatten(0, 1), length.flatten(), reason.flatten()]
+            task = self.host.later(work, sample, [(size, torch.float64)])
+        last = tokens.gather(-1, (length - 1).clamp(min=0)[..., None])[..., 0]
+        here = {}
+        for i in which:
+            if i not in hosted:
+                potential: Any = self.bound[i]
+                here[i] = torch.where(ended, potential.close(self.states[i], last, reason), 0.0)
+        return Reading(self, which, self.shape, here, task)
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """int64 [G, N], places inside each group."""
-        for i in self.soft:
-            self.bound[i].fork(self.states[i], _flat(ancestors, self.bound[i].on_device))
+        self._fork(self.soft, ancestors)
         self.follow(offspring(ancestors, self.chains))
 
     def follow(self, rows: torch.Tensor) -> None:
         """Row r of the hard potentials becomes a copy of row `rows[g, r]`, int64 [G, N * M]."""
-        for i in self.hard:
-            self.bound[i].fork(self.states[i], _flat(rows, self.bound[i].on_device))
+        self._fork(self.hard, rows)
+
+    def _fork(self, which: Sequence[int], places: torch.Tensor) -> None:
+        groups, rows = places.shape
+        flat = (places + torch.arange(groups, device=places.device)[:, None] * rows).flatten()
+        self._each(which, flat, lambda i, rows: self.bound[i].fork(self.states[i], rows))
 
     def rollback(self, counts: torch.Tensor, which: Sequence[int] | None = None) -> None:
         """The last `counts` tokens, int64 [G, R], that potentials `which` (default: the hard ones) read never happened."""
-        for i in self.hard if which is None else which:
-            self.bound[i].rollback(self.states[i], counts.flatten() if self.bound[i].on_device else counts.flatten().cpu())
+        which = self.hard if which is None else which
+        self._each(which, counts.flatten(), lambda i, counts: self.bound[i].rollback(self.states[i], counts))
 
+    def _each(self, which: Sequence[int], given: torch.Tensor, do: Callable[[int, torch.Tensor], None]) -> None:
+        """`do` for each of `which`, with a tensor where it works: at once on the device, noted on the host."""
+        hosted = self.hosted(which)
 
-def _flat(places: torch.Tensor, on_device: bool) -> torch.Tensor:
-    """Places inside each group, int64 [G, R], as places among all rows, int64 [G * R]; on the host unless `on_device`."""
-    places = places if on_device else places.cpu()
-    groups, rows = places.shape
-    return (places + torch.arange(groups, device=places.device)[:, None] * rows).flatten()
+        def work(given: torch.Tensor) -> None:
+            for i in hosted:
+                do(i, given)
+
+        if hosted:
+            self.host.later(work, [given])
+        for i in which:
+            if i not in hosted:
+                do(i, given)
 
 
 def text_counts(counts: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,18 @@
-"""Rounds as one CUDA graph: recorded once, replayed without Python and without waiting for the device.
+"""Rounds as CUDA graphs: recorded once, replayed without launching kernel by kernel.
 
-A round that asks nothing of the host (no potential on the host, models that read pages) launches the same kernels on the same
-tensors each time, for its shapes do not depend on what was drawn. The particles live in one set of tensors, into which the end
-of the graph copies what the round made; models and constraints keep their own state in place.
+A round launches the same kernels on the same tensors each time, for its shapes do not depend on what was drawn. The particles
+live in one set of tensors, into which the end of the round copies what it made; models and constraints keep their own state in
+place. A round that asks nothing of the host (no potential works there) is one graph, and nothing waits for the device. Where
+the host has something to do (see `smc.host`) a graph ends and another begins, so that a round with a potential on the host has
+two for each drafted token, and the host fills the masks of a token while the draft's forward, the second of the two, runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
 import torch
@@ -20,19 +24,19 @@ from smcgen.proposals.base import Proposal, World
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.target import TargetProposal
+from smcgen.smc.host import Host, recording
 from smcgen.smc.particles import Particles, RoundInfo
 from smcgen.smc.round import Algorithm, step
 
 
 def recordable(world: World, proposal: Proposal) -> bool:
-    """Whether a round waits for nothing on the host, so that it can be recorded."""
+    """Whether a round can be recorded: all that it does on the host is in tasks of `smc.host`."""
     readers = list(world.scorer.readers)
     if isinstance(proposal, DraftProposal):
         readers.append(proposal.reader)
     return (
         on_triton(world.keys.item)
         and type(proposal) in (TargetProposal, DraftProposal, LenientProposal)
-        and world.potentials.on_device
         and all(type(r) is Reader and isinstance(r.context, PagedContext) and not r.context.isolate for r in readers)
     )
 
@@ -50,8 +54,8 @@ class Report:
         values = {name: value.to(small.get(name, value.dtype)) for name, value in vars(info).items()}
         values |= {"done": particles.done, "longest": particles.length.amax(-1), "flags": torch.stack(list(flags))}
         self.copied = None
+        values = {name: _to_host(value) for name, value in values.items()}  # a recorded round overwrites them
         if particles.length.is_cuda:
-            values = {name: _to_host(value) for name, value in values.items()}
             tables = [_to_host(table) for table in tables]
             self.copied = torch.cuda.Event()
             self.copied.record()
@@ -68,7 +72,80 @@ class Report:
 
 
 def _to_host(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda).copy_(value, non_blocking=True)
+
+
+class Capture:
+    """Makes CUDA graphs, one after the other, of what is launched; they share one memory."""
+
+    def __init__(self) -> None:
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Graphs are made inside this context, on a stream of its own."""
+        torch.cuda.synchronize()
+        gc.collect()  # nothing that CUDA would have to free may be found garbage while a graph is made
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+            yield
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def begin(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        # Other threads, which fill masks, may go on.
+        self.graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+
+    def end(self) -> Callable[[], None]:
+        """What launches the graph that has been made since `begin`."""
+        self.graph.capture_end()
+        return self.graph.replay
+
+
+class Recording:
+    """A round as a list of steps: graphs, and what the host does between them.
+
+    Args:
+        host: the tasks of the run.
+        work: launches the round.
+
+    Attributes:
+        graphs: their number.
+    """
+
+    def __init__(self, host: Host, work: Callable[[], None]):
+        self.steps: list[Callable[[], None]] = []
+        self.graphs = 0
+        self.capture = Capture()
+        with self.capture.on():
+            self.capture.begin()
+            with self._ended_anyway(), recording(host, self):
+                work()
+                self._end(host.rest())
+
+    def cut(self, *steps: Callable[[], None]) -> None:
+        """Ends a graph; `steps` come after it, and what is launched from now on after them."""
+        self._end(steps)
+        self.capture.begin()
+
+    def replay(self) -> None:
+        for do in self.steps:
+            do()
+
+    def _end(self, steps: Sequence[Callable[[], None]]) -> None:
+        self.steps += [self.capture.end(), *steps]
+        self.graphs += 1
+
+    @contextlib.contextmanager
+    def _ended_anyway(self) -> Iterator[None]:
+        """No graph is left unfinished by an error."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self.capture.end()
+            raise
 
 
 class Rounds:
@@ -83,8 +160,14 @@ class Rounds:
     def __init__(self, particles: Particles, world: World, algorithm: Algorithm):
         self.particles, self.world, self.algorithm = particles, world, algorithm
         self.wanted = recordable(world, algorithm.proposal)
-        self.recorded: torch.cuda.CUDAGraph | None = None
+        self.recorded: Recording | None = None
+        self.info: RoundInfo  # of the recording: overwritten when it is replayed
         self.ran = 0
+
+    @property
+    def graphs(self) -> int:
+        """CUDA graphs that a round is; 0 if it is launched kernel by kernel."""
+        return 0 if self.recorded is None else self.recorded.graphs
 
     def __call__(self) -> RoundInfo:
         """One round. Its tensors are overwritten by the next."""
@@ -107,19 +190,16 @@ class Rounds:
         return info
 
     def _record(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
+        def work() -> None:
+            self.info = self._round()
+
+        self.world.potentials.join()  # what the round before has left is no part of the recording
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self.info = self._round()
+            self.recorded = Recording(self.world.potentials.host, work)
         except Exception as error:  # whatever a model does that cannot be recorded
             self.wanted = False
             warnings.warn(
-                f"rounds run without a CUDA graph, more slowly: {str(error).strip().splitlines()[0]}",
+                f"rounds run without a CUDA graph, more slowly: {[*str(error).strip().splitlines(), type(error).__name__][0]}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return
-        torch.cuda.current_stream().wait_stream(stream)
-        self.recorded = graph

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from smcgen.potentials.base import ALIVE, DEAD
+
+if TYPE_CHECKING:
+    from smcgen.smc.asked import Reading
 
 
 @dataclass
@@ -123,12 +127,43 @@ class Particles:
         return replace(self, **changed)
 
 
+class Drawn:
+    """Drawn tokens, the last of which the hard potentials have read and may still refuse, though their masks let it through.
+
+    What they say of it, `reading`, is heard late: on a GPU the host is at it while the device goes on."""
+
+    log_weight: torch.Tensor  # float64 [G, N]
+    reason: torch.Tensor  # int64 [G, N]
+    cause: torch.Tensor  # int64 [G, N]
+    reading: Reading | None
+
+    def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
+        """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
+        self.reason = torch.where(dead, DEAD, self.reason)
+        self.cause = torch.where(dead, cause, self.cause)
+        self.log_weight = torch.where(dead, -torch.inf, self.log_weight)
+
+    def hear(self) -> torch.Tensor | None:
+        """What the potentials say of the last token counts from here on. bool [G, N], where they refuse it; None if there is
+        nothing to hear."""
+        if self.reading is None:
+            return None
+        change, cause = self.reading.result()
+        self.reading = None
+        chains = change.shape[1] // self.reason.shape[1]  # the first of several speaks for the particle
+        change, cause = change[:, ::chains], cause[:, ::chains]
+        self.log_weight = self.log_weight + change
+        self.kill(change == -torch.inf, cause)
+        return change == -torch.inf
+
+
 @dataclass
-class Block:
+class Block(Drawn):
     """What a proposal drew for every particle in one round: B tokens at most, ragged.
 
     `log_weight` is log gamma(x b) - log gamma(x) - log Q(b | x) for the language models and the hard potentials; soft
-    potentials are added by the round. A particle that found no allowed token has reason DEAD.
+    potentials are added by the round. A particle that found no allowed token has reason DEAD, and so has one whose last token
+    the hard potentials refuse, once that is heard.
     """
 
     tokens: torch.Tensor  # int64 [G, N, B]
@@ -144,6 +179,7 @@ class Block:
     log_left: torch.Tensor  # float64 [G, N, B] log of the share of the law's mass that the masks left, 0 beyond counts
     judged: torch.Tensor  # int64 [G, N] positions at which drafted tokens were put to the test of acceptance
     accepted: torch.Tensor  # int64 [G, N] positions at which one was accepted, at most `judged`
+    reading: Reading | None = None  # of the last token, to be heard
 
 
 @dataclass

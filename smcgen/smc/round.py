@@ -16,6 +16,7 @@ from smcgen.kernels import resample as kernel
 from smcgen.potentials.base import ALIVE, DEAD
 from smcgen.proposals.base import Proposal, World
 from smcgen.smc.factors import text_counts
+from smcgen.smc.host import asks
 from smcgen.smc.keys import RESAMPLE
 from smcgen.smc.particles import Block, Particles, RoundInfo
 from smcgen.smc.schedule import Ramp
@@ -67,7 +68,7 @@ def step(particles: Particles, world: World, algorithm: Algorithm) -> tuple[Part
     world.scorer.trim(particles.length)
     deaths = (alive & (particles.reason == DEAD)).sum(-1)
     particles, resampled, ancestors, ess = resample(particles, world, algorithm, score, active)
-    if particles.length.is_cuda or bool(resampled.any()):  # on a GPU asking would wait for the device
+    if not asks(resampled) or bool(resampled.any()):
         algorithm.proposal.fork(ancestors)
         world.scorer.fork(ancestors)
         world.potentials.fork(ancestors)
@@ -129,15 +130,21 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         index = place.reshape(*place.shape, *[1] * (into.ndim - 3)).expand_as(values)
         return wide.scatter(2, index, values.to(into.dtype))[:, :, :room]
 
-    soft, soft_cause = potentials.extend(potentials.soft, block.tokens, text_counts(block.counts, block.reason))
-    soft_scale = particles.soft_scale[:, None]
+    read = potentials.read(potentials.soft, block.tokens, text_counts(block.counts, block.reason))
+    tokens, length = put(particles.tokens, block.tokens), particles.length + block.counts
     ended = particles.alive & (block.reason != ALIVE) & (block.reason != DEAD)
+    last_tokens = [read] if block.reading is None else [read, block.reading]
+    closed = potentials.close(tokens, length, block.reason, ended, after=last_tokens)
+    # What is on the host has all been asked for; it is waited for once.
+    block.hear()
+    soft, soft_cause = read.result()
+    soft_scale = particles.soft_scale[:, None]
     particles = replace(
         particles,
-        tokens=put(particles.tokens, block.tokens),
+        tokens=tokens,
         token_log_p=put(particles.token_log_p, block.token_log_p),
         token_log_q=put(particles.token_log_q, block.token_log_q),
-        length=particles.length + block.counts,
+        length=length,
         log_p=particles.log_p + block.token_log_p.sum(2),
         log_phi=particles.log_phi + soft,
         log_weight=particles.log_weight + block.log_weight + soft_scale * soft,
@@ -148,7 +155,8 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         drawn=particles.drawn + block.counts.sum(-1),
         cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
     )
-    last, last_cause = potentials.finish(particles, ended & (soft > -torch.inf))
+    last, last_cause = closed.result()
+    last = torch.where(ended & (particles.reason != DEAD), last, 0.0)
     weight = particles.log_weight + soft_scale * last
     # A token that a language model gives probability 0 leaves no weight and no potential to blame.
     dead = (weight == -torch.inf) & (particles.reason != DEAD)
