@@ -112,11 +112,30 @@ def test_write(kind, dtype, heads, key_heads, dim):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("dim", [24, 64, *([4096, 14336] if CUDA else [])])
+@pytest.mark.parametrize("dim", [24, 64, 1100, *([4096, 14336] if CUDA else [])])
 def test_layers(dtype, dim):
-    x, weight = torch.randn(5, 2 * dim, device=DEVICE).to(dtype), torch.randn(2 * dim, device=DEVICE).to(dtype)
-    assert error(layers.rms_norm(x, weight, 1e-5), rms_norm(x.float().cpu(), weight.float().cpu(), 1e-5)) < 8 * TOLERANCE[dtype]
-    for rows in (5, 40):
-        x = torch.randn(rows, dim, device=DEVICE).to(dtype)
-        weight = (torch.randn(2 * 72, dim, device=DEVICE) * dim**-0.5).to(dtype)
-        assert error(layers.gated_linear(x, weight), gated_linear(x.float().cpu(), weight.float().cpu())) < 8 * TOLERANCE[dtype]
+    def randn(*shape):
+        return torch.randn(*shape, device=DEVICE).to(dtype)
+
+    def whole(*tensors):
+        return [tensor.float().cpu() for tensor in tensors]
+
+    tolerance = 8 * TOLERANCE[dtype]
+    x, weight = randn(5, 2 * dim), randn(2 * dim)
+    assert error(layers.rms_norm(x, weight, 1e-5), rms_norm(*whole(x, weight), 1e-5)) < tolerance
+    parts = torch.randn(3, 5, 2 * dim, device=DEVICE)
+    truth = rms_norm(*whole(x + parts.sum(0).to(dtype), weight), 1e-5)
+    total = x + parts.sum(0)
+    assert error(layers.rms_norm(x, weight, 1e-5, parts), truth) < 2 * tolerance
+    assert error(x, total.float().cpu()) < tolerance
+    for rows in (1, 5, 16, 40):
+        x, weight, bias = randn(rows, dim), randn(2 * 72, dim) * dim**-0.5, randn(2 * 72)
+        truth = torch.nn.functional.linear(*whole(x, weight))
+        assert error(layers.gated_linear(x, weight), gated_linear(*whole(x, weight))) < tolerance
+        assert error(layers.linear(x, weight), truth) < tolerance
+        assert error(layers.linear(x, weight, bias), truth + bias.float().cpu()) < tolerance
+        parts = layers.linear_parts(x, weight)
+        assert (parts is None) == (rows > layers.FEW)
+        if parts is not None:
+            assert dim < 1024 or len(parts) > 1
+            assert error(parts.sum(0), truth) < tolerance

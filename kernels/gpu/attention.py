@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from smcgen.kernels.gpu.pdl import early, release, wait
+
 PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
 
 
@@ -31,12 +33,15 @@ def _join(
     BLOCK_D: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The pieces of BLOCK_R outputs together, by their log-sum-exp. (Joined by whichever piece comes last, a launch less, they
     took longer: 10.0 against 8.8 us a layer at 8 rows on an H200.)"""
+    release(PDL)
     i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = i < total
     p = tl.arange(0, BLOCK_P)
+    wait(PDL)
     lse = tl.load(Lse + p[:, None] * total + i[None, :], mask=(p < PIECES)[:, None] & inside[None, :], other=float("-inf"))
     top = tl.max(lse, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -94,7 +99,10 @@ def _attend(
     DIRECT: tl.constexpr,  # one piece only: write the result
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release(PDL)
+    wait(PDL)
     head = tl.program_id(0)
     program = tl.program_id(1)
     common = program < shared_programs
@@ -141,11 +149,15 @@ def _attend(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    line = Table + first.to(tl.int64) * columns
+    n = tl.arange(0, BLOCK_N)
+    page = tl.load(line + (begin + n) // PAGE, mask=begin + n < end, other=0)
     for start in range(begin, end, BLOCK_N):
-        at = start + tl.arange(0, BLOCK_N)
+        at = start + n
         real = at < end
-        page = tl.load(Table + first.to(tl.int64) * columns + at // PAGE, mask=real, other=0).to(tl.int64)
-        token = (page * HEADS + head) * PAGE + at % PAGE
+        token = (page.to(tl.int64) * HEADS + head) * PAGE + at % PAGE
+        # Pages are looked up a block ahead, so that keys and values wait for no look-up.
+        page = tl.load(line + (at + BLOCK_N) // PAGE, mask=at + BLOCK_N < end, other=0)
         k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
         # Values are asked for with the keys: where a piece is one block, waiting for memory is all there is.
         v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
@@ -212,7 +224,10 @@ def _write(
     PAGE: tl.constexpr,
     ROPE: tl.constexpr,
     NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release(PDL)
+    wait(PDL)
     row = tl.program_id(0) // STEPS
     step = tl.program_id(0) % STEPS
     block = tl.program_id(1)
@@ -309,7 +324,8 @@ def attend(
     block_d, block_v = (max(16, triton.next_power_of_2(n)) for n in (dim, value_dim))
     wide = query.dtype == torch.float32 or max(block_d, block_v) > 128
     block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(particles * steps * queries)))
-    block_n = 32 if wide else 64
+    few = block_m <= 32 and max(block_d, block_v) <= 64
+    block_n = 32 if wide else 128 if few and columns * page > 1024 else 64
     tiles, own_tiles = triton.cdiv(particles * steps * queries, block_m), triton.cdiv(steps * queries, block_m)
     if splits is None:
         splits = _splits(columns * page, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
@@ -359,9 +375,10 @@ def attend(
         BLOCK_N=block_n,
         num_warps=4,
         num_stages=2,
+        **early(query),
     )
     if not direct:
-        block_r = 4
+        block_r = 1 if total <= 4 * PROGRAMS else 4
         _join[(triton.cdiv(total, block_r),)](
             out,
             lse,
@@ -376,19 +393,20 @@ def attend(
             SINKS=sinks is not None,
             BLOCK_R=block_r,
             num_warps=4,
+            **early(query),
         )
     return final
 
 
 def _splits(span: int, own: int, common: int) -> tuple[int, int]:
-    """How many pieces: enough programs for the device, none shorter than 128 tokens if the row fills `span` tokens.
+    """How many pieces: enough programs for the device, none much shorter than a block if the row fills `span` tokens, of which
+    most are taken to be shared.
 
     Args:
         own, common: programs per piece of rows and of groups; common is 0 if nothing is shared."""
-    longest = max(1, span // 128)
     if common == 0:
-        return 0, min(16, longest, max(1, PROGRAMS // own))
-    return min(16, longest, max(1, PROGRAMS // common)), min(4, longest, max(1, PROGRAMS // own))
+        return 0, min(16, max(1, span // 128), max(1, PROGRAMS // own))
+    return min(16, max(1, span // 64), max(1, PROGRAMS // common)), min(4, max(1, span // 1024), max(1, PROGRAMS // own))
 
 
 def write(
@@ -446,4 +464,5 @@ def write(
         ROPE=rope is not None,
         NORM=norms is not None,
         num_warps=4 if block_h >= 4 else 1,
+        **early(key),
     )

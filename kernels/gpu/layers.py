@@ -8,27 +8,44 @@ import torch
 import triton
 import triton.language as tl
 
+from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
+
 FEW = 16  # rows, from which on cuBLAS is faster
+LINE = 128  # bytes of a line of the cache
+PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
+BLOCKS = {2: (64, 128, 6), 4: (32, 64, 4)}  # by bytes of a weight: outputs and inputs of a step, steps under way
+AHEAD = {False: 256, True: 256}
 
 
 @triton.jit
-def _rms_norm(X, Weight, Out, dim, eps, BLOCK: tl.constexpr):
+def _rms_norm(X, Parts, Weight, Out, dim, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    release(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
-    x = tl.load(X + row * dim + d, mask=d < dim, other=0.0)
     weight = tl.load(Weight + d, mask=d < dim, other=0.0)
+    wait(PDL)
+    x = tl.load(X + row * dim + d, mask=d < dim, other=0.0)
+    if PARTS > 0:
+        total = x.to(tl.float32)
+        for part in tl.static_range(PARTS):
+            total += tl.load(Parts + (part * tl.num_programs(0) + row) * dim + d, mask=d < dim, other=0.0)
+        x = total.to(x.dtype)
+        tl.store(X + row * dim + d, x, mask=d < dim)
     y = x.to(tl.float32)
     y = y * (1 / tl.sqrt(tl.sum(y * y, 0) / dim + eps))
     # rounded before the weight is applied, as the models themselves do
     tl.store(Out + row * dim + d, y.to(Out.dtype.element_ty).to(tl.float32) * weight.to(tl.float32), mask=d < dim)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, parts: torch.Tensor | None = None) -> torch.Tensor:
     x = x.contiguous()
     dim = x.shape[-1]
     out = torch.empty_like(x)
     block = triton.next_power_of_2(dim)
-    _rms_norm[(x.numel() // dim,)](x, weight, out, dim, eps, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+    _rms_norm[(x.numel() // dim,)](
+        x, x if parts is None else parts, weight, out, dim, eps, PARTS=0 if parts is None else len(parts), BLOCK=block,
+        num_warps=min(16, max(1, block // 512)), **early(x),
+    )  # fmt: skip
     return out
 
 
@@ -43,50 +60,96 @@ def _silu_mul(X, Out, dim, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gated_linear(
+def _linear(
     X,
     Weight,
+    Bias,
     Out,
     rows,
     outputs,
     inputs,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLITS: tl.constexpr,  # of the inputs
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,  # inputs whose weights are asked for before the wait
+    LINE: tl.constexpr,  # weights in a line of the cache
+    PDL: tl.constexpr,
 ):
+    release(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(1)
+    size = tl.cdiv(tl.cdiv(inputs, SPLITS), BLOCK_K) * BLOCK_K
+    first, last = split * size, tl.minimum(split * size + size, inputs)
     r = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     line = n.to(tl.int64)[:, None] * inputs
-    half = outputs.to(tl.int64) * inputs
-    for start in range(0, inputs, BLOCK_K):
+    half = outputs.to(tl.int64) * inputs  # from a gate to its partner
+    if PDL:
+        lines = tl.arange(0, BLOCK_K // LINE) * LINE
+        for start in tl.static_range(0, AHEAD, BLOCK_K):
+            ahead = first + start + lines
+            there = (n < outputs)[:, None] & (ahead < last)[None, :]
+            prefetch(Weight + line + ahead[None, :], there)
+            if GATED:
+                prefetch(Weight + half + line + ahead[None, :], there)
+    wait(PDL)
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    gated = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in range(first, last, BLOCK_K):
         at = start + k
-        inside = (n < outputs)[:, None] & (at < inputs)[None, :]
-        x = tl.load(X + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & (at < inputs)[None, :], other=0.0)
+        inside = (n < outputs)[:, None] & (at < last)[None, :]
+        x = tl.load(X + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & (at < last)[None, :], other=0.0)
         x = tl.trans(x)
         w = tl.load(Weight + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        gate = tl.dot(w, x, gate, input_precision="ieee")
-        w = tl.load(Weight + half + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        up = tl.dot(w, x, up, input_precision="ieee")
-    out = Out + r.to(tl.int64)[None, :] * outputs + n[:, None]
-    tl.store(out, gate * tl.sigmoid(gate) * up, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+        sums = tl.dot(w, x, sums, input_precision="ieee")
+        if GATED:
+            w = tl.load(Weight + half + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+            gated = tl.dot(w, x, gated, input_precision="ieee")
+    if GATED:
+        sums = sums * tl.sigmoid(sums) * gated
+    if BIAS:
+        sums += tl.load(Bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    out = Out + (split * rows + r).to(tl.int64)[None, :] * outputs + n[:, None]
+    tl.store(out, sums, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if len(x) > FEW:
+        return torch.nn.functional.linear(x, weight, bias)
+    return _few(x, weight, bias, len(weight))[0]
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    if len(x) > FEW:
+        return None
+    blocks = triton.cdiv(len(weight), BLOCKS[x.element_size()][0])
+    return _few(x, weight, None, len(weight), splits=max(1, min(PROGRAMS // blocks, x.shape[1] // 512)))
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """For a few rows one kernel that streams the weights (18.0 against 20.2 us for 8 rows, 2 * 8192 x 2048, on an H200); for
-    more, cuBLAS and the product."""
-    rows, inputs = x.shape
-    if rows > FEW:
+    if len(x) > FEW:
         return silu_mul(torch.nn.functional.linear(x, weight))
-    outputs = weight.shape[0] // 2
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    return _few(x, weight, None, weight.shape[0] // 2, gated=True)[0]
+
+
+def _few(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, splits: int = 0, gated: bool = False
+) -> torch.Tensor:
+    """For a few rows a kernel that streams the weights, and asks for the first before it waits for x.
+
+    Returns [1, rows, outputs] in the dtype of x, or with splits the parts of the sum, float32 [splits, rows, outputs]."""
     x = x.contiguous()
-    block_n, block_k = (64, 128) if x.element_size() == 2 else (32, 64)
-    _gated_linear[(triton.cdiv(outputs, block_n),)](
-        x, weight, out, rows, outputs, inputs, BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=4
-    )
+    block_n, block_k, stages = (64, 128, 4) if gated and x.element_size() == 2 else BLOCKS[x.element_size()]
+    dtype = torch.float32 if splits else x.dtype
+    out = torch.empty(max(1, splits), len(x), outputs, dtype=dtype, device=x.device)
+    _linear[(triton.cdiv(outputs, block_n), max(1, splits))](
+        x, weight, weight if bias is None else bias, out, len(x), outputs, x.shape[1], BIAS=bias is not None, GATED=gated,
+        SPLITS=max(1, splits), BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=AHEAD[gated],
+        LINE=LINE // x.element_size(), num_warps=4, num_stages=stages, **early(x),
+    )  # fmt: skip
     return out
 
 

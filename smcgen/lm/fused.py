@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smcgen.kernels.layers import gated_linear, rms_norm
+from smcgen.kernels.layers import add_linear, gated_linear, linear, rms_norm
 from smcgen.lm.attention import Probe, Reading
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -42,6 +42,7 @@ class FusedLayer:
     out: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    last: bool
 
     def forward(
         self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, reading: Reading | None = None, **_: Any
@@ -50,16 +51,16 @@ class FusedLayer:
         assert reading is not None
         rows, steps, hidden = hidden_states.shape
         residual = hidden_states.reshape(-1, hidden)
-        x = rms_norm(residual, self.input_norm, self.eps)
-        qkv = nn.functional.linear(x, self.qkv, self.qkv_bias).view(rows, steps, -1, self.dim).transpose(1, 2)
+        x = rms_norm(residual, self.input_norm, self.eps, reading.parts)
+        qkv = linear(x, self.qkv, self.qkv_bias).view(rows, steps, -1, self.dim).transpose(1, 2)
         query, key, value = qkv.split([size // self.dim for size in self.sizes], 1)
         x = reading.attend(
             self.layer, query, key, value, self.scale, self.window, None, None, rope=position_embeddings, norms=self.norms
         )
-        # In place, as nobody else holds the residual stream: cuBLAS adds for nothing, but copies what it may not change.
-        residual.addmm_(x.reshape(rows * steps, -1), self.out.t())
-        x = rms_norm(residual, self.output_norm, self.eps)
-        residual.addmm_(gated_linear(x, self.gate_up), self.down.t())
+        parts = add_linear(residual, x.reshape(rows * steps, -1), self.out)
+        x = rms_norm(residual, self.output_norm, self.eps, parts)
+        # What the next layer's norm adds; after the last layer nobody would.
+        reading.parts = add_linear(residual, gated_linear(x, self.gate_up), self.down, later=not self.last)
         return residual.view(rows, steps, hidden)
 
 
@@ -107,7 +108,7 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
         if layer.self_attn.q_proj.weight.shape[0] % call["key"].shape[3] or call["key"].shape[3] != call["value"].shape[3]:
             return "its heads differ in size"
     for i, layer in enumerate(layers):
-        layer.forward = _fused(i, layer, known[i]).forward
+        layer.forward = _fused(i, layer, known[i], last=i == len(layers) - 1).forward
     if hasattr(getattr(base, "norm", None), "variance_epsilon"):
         base.norm.forward = partial(rms_norm, weight=base.norm.weight, eps=base.norm.variance_epsilon)
     rope = Rope(rotary, layers[0].self_attn.q_proj.weight.device, model.dtype)
@@ -149,7 +150,7 @@ def _is_silu(activation: Any) -> bool:
     return activation is not None and bool(torch.allclose(activation(x), nn.functional.silu(x)))
 
 
-def _fused(i: int, layer: Any, call: dict[str, Any]) -> FusedLayer:
+def _fused(i: int, layer: Any, call: dict[str, Any], last: bool) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     biases = [part.bias for part in projections]
@@ -171,6 +172,7 @@ def _fused(i: int, layer: Any, call: dict[str, Any]) -> FusedLayer:
         out=attention.o_proj.weight,
         gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj.weight,
+        last=last,
     )
 
 

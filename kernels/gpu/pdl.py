@@ -1,0 +1,56 @@
+"""Programmatic dependent launch: a kernel begins while the one before it still runs, and waits only before it touches what that
+one made (CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"; compute capability 9.0 and later).
+
+A forward of a small model is many kernels of a few microseconds each, between which the memory stands idle. A kernel that is
+launched with `early(x)` calls `release` first, asks for weights that nobody changes, then calls `wait`: after it, everything
+that kernels before it in the stream have written is there. Every program has to call `wait`, so that waiting for one kernel is
+waiting for all before it.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+
+@triton.jit
+def release(PDL: tl.constexpr):
+    """The next kernel may be launched: it waits by itself."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    if PDL:
+        cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers, inside):
+    """Asks for the lines that `pointers` point to, where `inside`: they come into the second-level cache."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred %p; setp.ne.s32 %p, $2, 0; @%p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, inside.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def early(x: torch.Tensor) -> dict[str, Any]:
+    """Arguments of a launch on the device of `x`."""
+    return {"PDL": True, "launch_pdl": True} if x.is_cuda and _capable(x.get_device()) else {"PDL": False}
+
+
+@functools.cache
+def _capable(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9 and torch.version.cuda is not None
