@@ -3,7 +3,8 @@
 - extend over any split of the same tokens gives the same sum, and finish closes the telescope to log phi(text);
 - a token that the mask bars has extend -inf, and one that an `exact` potential's mask allows has not;
 - fork then extend is a fresh start, rollback then extend is never having gone there, restarted rows are new;
-- a row does not depend on other rows, and rows that are not active are left alone.
+- a row does not depend on other rows, and rows that are not active are left alone;
+- what it says of a text is the same each time: it asks neither chance nor a clock.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ def check(
     trial = _Trial(bound, vocabulary, prompt or Prompt((), ""), np.random.default_rng(seed))
     sequences = [trial.spell(text) for text in texts for _ in range(2)]
     sequences += [trial.draw(tokens) for _ in range(histories)]
+    # Functions are asked once for each text in a run, so that only another binding asks again.
+    again = _Trial(potential.bind(vocabulary, stops, torch.device("cpu")), vocabulary, trial.prompt, trial.random)
+    for sequence in sequences:
+        trial.check_again(sequence, again)
     for sequence, other in zip(sequences, sequences[1:] + sequences[:1], strict=True):
         trial.check_split(sequence)
         trial.check_rollback(sequence, other)
@@ -134,6 +139,17 @@ class _Trial:
         """What reading `sequence` token by token gives, alone in a fresh state."""
         state = self.start(1)
         return [float(self.read(state, [[token]])[0]) for token in sequence]
+
+    def check_again(self, sequence: list[int], again: _Trial) -> None:
+        law = "what it says of a text must be the same each time: it may ask neither chance nor a clock nor earlier texts"
+        (values, end), (other_values, other_end) = ((t.increments(sequence), t.whole(sequence)) for t in (self, again))
+        for value, other in zip([*values, end], [*other_values, other_end], strict=True):
+            self.same(value, other, law, sequence)
+
+    def whole(self, sequence: list[int]) -> float:
+        """log phi of a sequence that has ended."""
+        state = self.start(1)
+        return float(self.read(state, [sequence])[0]) + self.finish(state, 0, sequence)
 
     def check_split(self, sequence: list[int]) -> None:
         expected = sum(self.increments(sequence))

@@ -1,9 +1,12 @@
 """`check` finds each kind of broken potential."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
+import smcgen as sg
 from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential
@@ -190,6 +193,40 @@ def test_each_broken_law_is_named(broken, law):
     with pytest.raises(PotentialError, match=law) as error:
         check(broken(), VOCABULARY, ["abab", "bbbb", "aab"])
     assert "counting" in str(error.value)
+
+
+CALLS = itertools.count()
+
+
+@sg.potential
+def by_chance(text: str) -> float:
+    return float(next(CALLS) % 7)
+
+
+@sg.potential
+def by_chance_hard(text: str) -> bool:
+    return next(CALLS) % 3 > 0
+
+
+@sg.potential(prefix=lambda text: float(next(CALLS) % 7))
+def guesses(text: str) -> float:
+    return 0.5 * len(text)
+
+
+class Chance(Counting):
+    def value(self, ids):
+        return super().value(ids) - 0.1 * (next(CALLS) % 2)
+
+
+@pytest.mark.parametrize("mine", [by_chance, by_chance_hard, guesses, Chance()])
+def test_what_asks_chance_is_named(mine):
+    with pytest.raises(PotentialError, match="the same each time"):
+        check(mine, VOCABULARY, ["abab", "bb", "a"])
+
+
+def test_what_asks_chance_as_a_reward():
+    with pytest.raises(PotentialError, match="the same each time"):
+        check(sg.reward(lambda texts: [float(next(CALLS) % 7) for _ in texts]), VOCABULARY, ["abab", "bb", "a"])
 
 
 def test_a_text_that_no_token_spells():
