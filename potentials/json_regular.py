@@ -50,7 +50,7 @@ def regular(schema: dict, blanks: int | None) -> str | None:
     to be llguidance's. blanks: as in `json_schema`."""
     try:
         return _Writer(blanks).union(Types(schema).of(schema))
-    except (NotRegular, Inexpressible, RecursionError):
+    except (NotRegular, Inexpressible, RecursionError, TypeError):  # the last: a keyword as another draft has it
         return None
 
 

@@ -220,7 +220,7 @@ def _tighter(choose: Any, a: float | None, b: float | None) -> Any:
 
 
 def _bound(number: Any) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or abs(number) >= LARGEST:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < LARGEST:
         raise NotRegular(f"the bound {number}")
     return number
 

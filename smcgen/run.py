@@ -26,6 +26,7 @@ from smcgen.lm.paged import PagedLM
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.plan import Plan
 from smcgen.potentials.base import STOP, Potential, Prompt
+from smcgen.potentials.joint import require_text
 from smcgen.proposals.base import Proposal, World
 from smcgen.proposals.block import BlockJudgement
 from smcgen.proposals.draft import DraftProposal
@@ -152,6 +153,7 @@ def _load(plan: Plan, prompts: list[Any], chat: bool | None, keys: list[int]) ->
     for rival in rivals:
         _same_vocabulary(base, rival, ends=False)
     potentials = [_bind(potential, vocabulary, plan.stop, base.device) for potential, _ in plan.target.potentials]
+    require_text(potentials, plan.max_tokens)
 
     shown, encoded = _encode(lms, models, prompts, chat)
     # The draft reads the first factor's prompt unless it has its own.
