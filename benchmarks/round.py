@@ -6,13 +6,16 @@
 Around N = 8 particles, K = 8 drafted tokens, a prompt of 256 tokens and one group, one number is varied at a time. "roofline"
 is the time that the weights read in a round take at the bandwidth of a large copy, measured in the same run. Rows that are in
 the file already, from the same machine and versions, are kept, so that a run that was cut off goes on. Tokens per second count
-the tokens of one particle, as a user gets them.
+the tokens of one particle, as a user gets them. Rows under conditions have the same round without one beside them
+(`unconstrained_milliseconds`, `of_unconstrained`: the ratio of tokens per second), and what the host did in potentials for each
+round (`host_milliseconds`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import smcgen as sg
@@ -69,6 +72,20 @@ VARIED = {
     "groups": [{"groups": 4}, {"groups": 16}],
 }
 ROUNDS = 14
+# One JSON text a line, without end: the texts that a model of random weights writes must not come to theirs.
+JSON = """
+start: (value "\\n")+
+?value: object | array | ESCAPED_STRING | SIGNED_NUMBER | "true" | "false" | "null"
+array: "[" [value ("," value)*] "]"
+object: "{" [pair ("," pair)*] "}"
+pair: ESCAPED_STRING ":" value
+%import common (ESCAPED_STRING, SIGNED_NUMBER, WS_INLINE)
+%ignore WS_INLINE
+"""
+CONDITIONS: dict[str, Callable[[], sg.Potential]] = {
+    "JSON grammar (host)": lambda: sg.lark(JSON),
+    "avoids two strings (tables)": lambda: sg.avoids("@@", "free of charge"),
+}
 
 
 def model(shape: str) -> LlamaForCausalLM:
@@ -84,8 +101,29 @@ def model(shape: str) -> LlamaForCausalLM:
 
 
 def tokenizer(size: int) -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(size)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+    """A vocabulary of `size` byte strings: all bytes, what JSON is made of, numbers, and random words."""
+    letters = dict(zip(range(256), _byte_letters(), strict=True))
+    random.seed(0)
+    pieces = [bytes([b]) for b in range(256)]
+    pieces += [a + b for a in (b"", b" ", b"[", b"{", b", ", b": ") for b in (b'"', b'":', b'",', b'"}', b'"]', b"[", b"{")]
+    pieces += [b"true", b"false", b"null", b"},", b"],", b"}}", b"]]", b", ", b": ", b"\n ", *(b"%d" % n for n in range(1000))]
+    words = dict.fromkeys(pieces[:size])
+    while len(words) < size:
+        word = "".join(random.choices("etaoinshrdlucmfwypvbgk", k=random.randint(2, 9)))
+        words[(" " * random.randint(0, 1) + word).encode()] = None
+    ids = {"".join(letters[b] for b in word): i for i, word in enumerate(words)}
+    backend = Tokenizer(BPE(ids, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def _byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte: itself if it can be seen, else one beyond them all."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    letters = [chr(b if b in seen else next(hidden)) for b in range(256)]
+    assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
+    return letters
 
 
 def read_bytes(shape: str, net: LlamaForCausalLM) -> int:
@@ -138,7 +176,9 @@ class Bench:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(5, self.vocabulary - 5, (length,), generator=generator).tolist()
 
-    def round(self, particles: int, block: int, prompt: int, groups: int, **options: Any) -> dict[str, Any]:
+    def round(
+        self, particles: int, block: int, prompt: int, groups: int, condition: sg.Potential | None = None, **options: Any
+    ) -> dict[str, Any]:
         """SMC with every drafted token kept, unless `options` say otherwise."""
         options = {"leniency": float("inf"), "draft": self.lms[1], "block": block, **options}
         drafted = options["draft"] is not None
@@ -149,8 +189,9 @@ class Bench:
         begin = time.perf_counter()
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
+        target = self.lms[0] ** 1.0
         posts = sg.sample(
-            self.lms[0] ** 1.0,
+            target if condition is None else target * condition,
             prompts,
             particles=particles,
             max_tokens=tokens,
@@ -170,8 +211,19 @@ class Bench:
             "bytes": read,
             "roofline": read / self.bandwidth / seconds,
             "cuda_graph": post.info["cuda_graph"],
+            "graphs_a_round": post.info["graphs_a_round"],
+            "host_milliseconds": post.info["potential_seconds"] / post.info["rounds"] * 1e3,
             "whole_call_seconds": time.perf_counter() - begin,
             "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else 0.0,
+        }
+
+    def condition(self, name: str, **setting: Any) -> dict[str, Any]:
+        """A round under a condition, and the same without it just before."""
+        plain = self.round(**setting)
+        limited = self.round(**setting, condition=CONDITIONS[name]())
+        return limited | {
+            "unconstrained_milliseconds": plain["milliseconds"],
+            "of_unconstrained": limited["tokens_per_second"] / plain["tokens_per_second"],
         }
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]]:
@@ -188,6 +240,13 @@ class Bench:
         yield "modes", {"what": "leniency 2", **BASE}, lambda: self.round(**BASE, leniency=2.0)
         one = BASE | {"particles": 1, "block": 4}
         yield "modes", {"what": "lossless, 1 chain", **one}, lambda: self.round(**one, leniency=1.0)
+        for name in CONDITIONS:
+            yield "conditions", {"what": name, **BASE}, lambda name=name: self.condition(name, **BASE)
+            yield (
+                "conditions",
+                {"what": f"{name}, leniency 2", **BASE},
+                lambda name=name: self.condition(name, **BASE, leniency=2.0),
+            )
         yield "transformers", {"what": "generate, eager"}, lambda: self.generate(16)
         yield "transformers", {"what": "generate, assisted"}, lambda: self.generate(32, assistant_model=self.nets[1])
         if CUDA:
@@ -223,7 +282,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", default="", help=f"of {', '.join([*VARIED, 'plain', 'modes', 'transformers'])}")
+    parser.add_argument("--only", default="", help=f"of {', '.join([*VARIED, 'plain', 'modes', 'conditions', 'transformers'])}")
     parser.add_argument("--minutes", type=float, default=8, help="begin no row after so long")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
@@ -259,7 +318,8 @@ def table(rows: list[dict[str, Any]]) -> None:
                 f"{row.get(k, ''):>{w}}" for k, w in (("particles", 4), ("block", 4), ("prompt", 8), ("groups", 8))
             )
             speed = f"{row['milliseconds']:9.2f}{row['tokens_per_second']:10.1f}{row['fraction_of_copy']:10.2f}"
-            print(f"{row['what']:34}{numbers}{speed}")
+            beside = f"  {row['of_unconstrained']:.3f} of the unconstrained" if "of_unconstrained" in row else ""
+            print(f"{row['what']:34}{numbers}{speed}{beside}")
 
 
 if __name__ == "__main__":

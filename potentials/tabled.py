@@ -12,6 +12,7 @@ from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import STOP, Potential, Prompt
 from smcgen.potentials.stops import fold
 from smcgen.potentials.tables import TokenTable, token_table
+from smcgen.smc.host import asks
 
 KEPT = 256  # tokens that can be taken back on a GPU, where asking how many a row has read would wait for it
 
@@ -79,7 +80,7 @@ class Tabled(Potential):
 
     def extend(self, state: Walk, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         tokens, counts = tokens.to(self.device).view(*state.now.shape, -1), counts.to(self.device).view_as(state.now)
-        if state.now.device.type == "cpu" and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
+        if asks(state.now) and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
             state.past = torch.cat([state.past, torch.zeros(*state.now.shape, longest, dtype=torch.int64)], -1)
         for column in range(tokens.shape[-1]):
             reading = column < counts

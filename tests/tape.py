@@ -22,7 +22,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, kept: dict[int, tuple[torch.Tensor, torch.Tensor]]):
         super().__init__()
-        self.operations: list[tuple[Any, tuple, dict, list[torch.Tensor]]] = []
+        self.operations: list[tuple[Any, tuple, dict, list[torch.Tensor | None]]] = []
         self.own: set[int] = set()  # storages made here
         self.kept, self.closed = kept, False
 
@@ -62,12 +62,9 @@ class Tape(TorchDispatchMode):
 class Capture:
     """In the place of `smcgen.smc.graph.Capture`."""
 
-    made: list[Capture] = []
-
     def __init__(self) -> None:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.tapes: list[Tape] = []
-        Capture.made.append(self)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:

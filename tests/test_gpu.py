@@ -14,6 +14,7 @@ from smcgen.smc import graph
 from tests.statistics import evidence_z, many, measure, z_score
 from tests.tables import enumerate_target, tables
 from tests.test_evidence import IDS, PATTERN, likes_b, matches
+from tests.test_judged import Late
 from tests.test_paged_engine import enumerate_samples, run, tiny, tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -72,9 +73,14 @@ def test_bits_repeat_on_the_device():
     assert one == two
 
 
+GRAMMAR = 'start: item+\nitem: "a" item "b" | /[cdef]/\n'
+
+
 @pytest.mark.parametrize("block", [None, 4])
-def test_a_round_does_not_wait_for_the_device(monkeypatch, block):
-    """Without potentials nothing inside a round asks the device for a value (CUDA's own debug mode raises if so)."""
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_round_does_not_wait_for_the_device(monkeypatch, block, on_host):
+    """Nothing inside a round asks the device for a value (CUDA's own debug mode raises if so). With potentials on the host
+    the host waits for what it was sent, by events, which the debug mode lets pass."""
     original = graph.step
 
     def step(*arguments):
@@ -85,9 +91,22 @@ def test_a_round_does_not_wait_for_the_device(monkeypatch, block):
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(graph, "step", step)
+    replay = graph.Recording.replay
+
+    def strict(recording):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            replay(recording)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(graph.Recording, "replay", strict)
     lm, draft = (sg.LM(tiny(seed=1).cuda(), tokenizer()) for _ in range(2))
     options = {} if block is None else {"draft": draft, "block": block}
-    assert sg.sample(lm**2, [2, 2], particles=8, max_tokens=20, seed=0, **options).info["rounds"] > 1
+    target = lm**2 * sg.lark(GRAMMAR) * likes_b if on_host else lm**2
+    post = sg.sample(target, [[2, 2]], particles=8, max_tokens=20, seed=0, **options)
+    assert post.info["rounds"] > 1
+    assert post.info["graphs_a_round"] == (1 if not on_host else 4 if block is None else 2 * block + 4)
 
 
 @pytest.mark.parametrize("options", [{}, {"block": 3, "leniency": math.inf}, {"block": 3, "leniency": 1.5, "chains": 2}])
@@ -114,3 +133,38 @@ def test_a_constraint_on_tables_is_recorded():
     assert posts.info["cuda_graph"]
     posts = sg.sample(lm * sg.regex("[a-d]+"), [[2, 2]] * 3, particles=8, max_tokens=12, seed=0, draft=lm, block=3)
     assert posts.info["cuda_graph"]
+
+
+ON_HOST = {
+    "grammar": (lambda lm: lm * sg.lark(GRAMMAR), {"block": 3, "leniency": math.inf}),
+    "grammar, the target alone": (lambda lm: lm**2 * sg.lark(GRAMMAR), {}),
+    "grammar, chains": (lambda lm: lm**2 * sg.lark(GRAMMAR), {"block": 3, "leniency": 2.0, "chains": 2}),
+    "function": (lambda lm: lm * likes_b, {"block": 3, "leniency": math.inf}),
+    "late": (lambda lm: lm**2 * Late() * likes_b, {"block": 3, "leniency": math.inf}),
+    "must end": (lambda lm: lm * sg.lark(GRAMMAR), {"block": 3, "leniency": 2.0, "on_budget": "condition"}),
+    "stop strings": (lambda lm: lm * sg.lark("start: /[abcd]+/"), {"block": 3, "leniency": math.inf, "stop": ["bb", "ca"]}),
+}
+
+
+@pytest.mark.parametrize("name", ON_HOST)
+def test_recorded_rounds_with_potentials_on_the_host_draw_the_same(monkeypatch, name):
+    """Several groups that end at different times and are filled again; in graphs between which the host works."""
+    lm, draft = sg.LM(tiny(seed=1).cuda(), tokenizer()), sg.LM(tiny(seed=2).cuda(), tokenizer())
+    target, options = ON_HOST[name]
+    monkeypatch.setattr("smcgen.potentials.tabled.token_table", lambda *_: None)
+    if options:
+        options = options | {"draft": draft}
+
+    def texts():
+        prompts = [[2, 2], [3, 1, 2], [4]] * 4
+        return sg.sample(target(lm), prompts, particles=4, max_tokens=15, seed=3, groups=5, **options)
+
+    recorded = texts()
+    monkeypatch.setattr(graph, "recordable", lambda *_: False)
+    plain = texts()
+    assert recorded.info["graphs_a_round"] > 1
+    assert plain.info["graphs_a_round"] == 0
+    finite = np.isfinite(plain.log_evidence)
+    assert (np.isfinite(recorded.log_evidence) == finite).all()
+    assert np.allclose(recorded.log_evidence[finite], plain.log_evidence[finite], atol=1e-4)
+    assert all((recorded.arrays()[name] == plain.arrays()[name]).all() for name in ("tokens", "length", "reason", "cause"))

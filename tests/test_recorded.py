@@ -5,7 +5,6 @@ The graphs are tapes on the CPU (`tests.tape`); on a CUDA device `test_gpu.py` d
 from __future__ import annotations
 
 import math
-import re
 import warnings
 
 import numpy as np
@@ -62,7 +61,8 @@ def model(seed: int, other: torch.Tensor | None = None) -> Static:
 
 
 BASE = model(0)
-LM, DRAFT = sg.LM(BASE), sg.LM(model(1, BASE.table))
+SMALL = model(1, BASE.table)
+LM, DRAFT = sg.LM(BASE), sg.LM(SMALL)
 OTHER = sg.LM(model(2))
 GRAMMAR = 'start: value\nvalue: "1" | "true" | "[" [value ("," value)*] "]" | "\\"" /[ab ]+/ "\\""\n'
 
@@ -127,9 +127,11 @@ def record(monkeypatch):
     return lambda wanted: monkeypatch.setattr(graph, "recordable", lambda *_: wanted)
 
 
-def run(target, **options):
-    defaults = {"particles": 4, "max_tokens": 14, "seed": 5, "groups": 3}
-    return sg.sample(target, [[4, 5], [2], [0, 1, 0]] * 4, **{**defaults, **options})
+def run(target, **options) -> sg.Posteriors:
+    defaults = {"particles": 4, "max_tokens": 12, "seed": 5, "groups": 3}
+    posts = sg.sample(target, [[4, 5], [2], [0, 1, 0]] * 3, **{**defaults, **options})
+    assert isinstance(posts, sg.Posteriors)
+    return posts
 
 
 def same(one: sg.Posteriors, two: sg.Posteriors) -> None:
@@ -164,3 +166,64 @@ def test_recorded_rounds_draw_the_same(monkeypatch, record, name, whole):
     assert plain.info["graphs_a_round"] == 0
     same(recorded, plain)
     assert plain.info["rounds"] > 4
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "graphs"),
+    [
+        (LM, DRAFTED, 1),
+        (LM * sg.length(2, 5), DRAFTED, 1),  # on tables
+        (LM * sg.lark(GRAMMAR), DRAFTED, 2 * 3 + 4),
+        (LM * sg.lark(GRAMMAR) * REGEX * likes_b, DRAFTED, 2 * 3 + 4),
+        (LM * sg.lark(GRAMMAR), {}, 4),
+        (LM * likes_b, DRAFTED, 2),
+    ],
+)
+def test_as_many_graphs_as_the_host_asks_for(record, target, options, graphs):
+    """Two for each drafted token and for the bonus token: one ends when the host is sent the token, the other when the masks
+    are there; one ends when the potentials have judged the block."""
+    record(True)
+    assert run(target, **options).info["graphs_a_round"] == graphs
+
+
+def test_the_host_works_while_the_models_read(monkeypatch, record):
+    """Between what the host is sent and the moment that it is waited for lies a forward, but at the end of a round."""
+    made = []
+    original = graph.Recording.__init__
+    monkeypatch.setattr(graph.Recording, "__init__", lambda self, *a: (made.append(self), original(self, *a)) and None)
+    record(True)
+    run(LM * sg.lark(GRAMMAR), **DRAFTED)
+    (recording,) = made
+    tables = [BASE.table, SMALL.table]
+    forwards = []
+    for step, after, last in zip(recording.steps, recording.steps[1:], recording.steps[2:], strict=False):
+        if getattr(last, "__name__", "") == "_do" and hasattr(after, "__self__") and isinstance(after.__self__, tape.Tape):
+            assert step.func.__name__ == "_send"
+            forwards.append([sum(any(x is table for x in a) for _, a, _, _ in after.__self__.operations) for table in tables])
+    assert forwards == [[0, 1]] * 3 + [[1, 0]]
+
+
+def test_an_error_in_a_later_round_is_the_caller_s(record):
+    @sg.potential
+    def fails(text: str) -> float:
+        raise ValueError("long enough")
+
+    record(True)
+    with pytest.raises(PotentialError, match=r"fails.*long enough"):
+        run(LM * fails * sg.length(6, 12), **DRAFTED)
+    run(LM * likes_b, **DRAFTED)  # and nothing is left of it
+
+
+def test_a_model_that_asks_is_run_as_it_is(record):
+    class Asking(Static):
+        def extend(self, context, tokens, counts):
+            assert int(counts.max()) <= tokens.shape[1]
+            return super().extend(context, tokens, counts)
+
+    target = sg.LM(Asking(BASE.table, "asking", WORDS)) * sg.lark(GRAMMAR) * guided
+    record(True)
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph, more slowly: .*waits for the device"):
+        plain = run(target, **DRAFTED)
+    assert not plain.info["cuda_graph"]
+    record(False)
+    same(plain, run(target, **DRAFTED))

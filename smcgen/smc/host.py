@@ -23,7 +23,7 @@ _recording = False  # whether a round is being recorded, in which nothing has va
 def asks(x: torch.Tensor) -> bool:
     """Whether to ask for a value of `x` costs less than the work that may be left out by it: on a CPU. On a GPU it would wait
     for the device, and in a recording there is none."""
-    return not x.is_cuda and not _recording
+    return x.device.type == "cpu" and not _recording
 
 
 class Recorder(Protocol):
