@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+from llguidance import LLParserLimits
 
 from smcgen.errors import UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
-from smcgen.potentials.engine import Engine, Recognizer
+from smcgen.potentials.engine import ROW_ITEMS, STEP_ITEMS, Engine, Recognizer
 from smcgen.potentials.pattern import Inexpressible, terminal
 from smcgen.potentials.stops import fold
 from smcgen.potentials.tabled import tabled
 from smcgen.potentials.tables import PATIENT, STEPS
+
+FUEL = 10_000_000  # of the engine's lexer, for a second try: about 0.1 s
 
 
 def regex(pattern: str | re.Pattern[str]) -> Regular:
@@ -60,7 +63,14 @@ class Regular(Constraint):
         return super().bind(vocabulary, stops, device) if bound is None else bound
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
-        return Engine(_grammar(fold(self.expression, stops)), vocabulary, self.name)
+        grammar = _grammar(fold(self.expression, stops))
+        try:
+            return Engine(grammar, vocabulary, self.name)
+        except UsageError as error:
+            if "initial_lexer_fuel" not in str(error):
+                raise
+        limits = LLParserLimits(step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS, initial_lexer_fuel=FUEL)
+        return Engine(grammar, vocabulary, self.name, limits)
 
 
 def _grammar(expression: str) -> str:

@@ -204,6 +204,17 @@ def test_what_is_too_large_runs_on_llguidance(monkeypatch):
     tables.token_table.cache_clear()
 
 
+def test_llguidance_takes_many_occurrences():
+    for letters in ("abcdefgh", "abcdefghi"):
+        many = engine(sg.contains(*letters), ())
+        state = many.start([PROMPT], 1)
+        ids = torch.tensor([[ord(letter) for letter in letters]])
+        many.extend(state, ids, torch.tensor([len(letters) - 1]))
+        assert not bits(mask(many, state)[0])[SIZE - 3 : SIZE - 1].any()
+        many.extend(state, ids[:, -1:], torch.ones(1, dtype=torch.int64))
+        assert bits(mask(many, state)[0])[SIZE - 3 : SIZE - 1].all()
+
+
 def test_every_expression_that_patterns_make_is_understood():
     for pattern in [r"\W[\x00-\x1f]\S\D", r"[\]\\^-]+", "[^\n\t]", r"\B|\b-", "(?s:.)", "(?i)ß|ſ", "[]", "a{0}"]:
         try:
