@@ -26,6 +26,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    own: int | None = None,
 ) -> torch.Tensor:
     """The attention of T new tokens per row; their own keys and values already lie in the pages.
 
@@ -39,6 +40,7 @@ def paged_attention(
             are read once for the group; the result does not depend on it beyond rounding.
         window: only the last `window` positions, the token's own included, are seen.
         sinks: [heads], or None.
+        own: how many tokens of a row lie beyond the shared pages, at most. Only the speed depends on it.
 
     Returns:
         [rows, T, heads, dim of values] in the dtype of `query`; computed in float32.
@@ -46,7 +48,9 @@ def paged_attention(
     if on_triton(query):
         from smcgen.kernels.gpu import attention as gpu
 
-        return gpu.attend(query, keys, values, table, length, scale, shared=shared, window=window, softcap=softcap, sinks=sinks)
+        return gpu.attend(
+            query, keys, values, table, length, scale, shared=shared, window=window, softcap=softcap, sinks=sinks, own=own
+        )
     rows, heads, steps, dim = query.shape
     kv_heads, page = keys.shape[1:3]
     table = table[:, :columns]

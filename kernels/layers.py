@@ -54,4 +54,3 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return gpu.gated_linear(x, weight)
     gate, up = torch.nn.functional.linear(x, weight).chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
-

@@ -306,12 +306,14 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    own: int | None = None,
     splits: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """`smcgen.kernels.attention.paged_attention` on a GPU.
 
     Args:
         shared: int [groups], leading pages that all rows of a group name alike and all have filled; None: nothing is shared.
+        own: see there.
         splits: pieces of the shared pages and of each row's own; default by shape.
     """
     rows, heads, steps, dim = query.shape
@@ -328,7 +330,9 @@ def attend(
     block_n = 32 if wide else 128 if few and columns * page > 1024 else 64
     tiles, own_tiles = triton.cdiv(particles * steps * queries, block_m), triton.cdiv(steps * queries, block_m)
     if splits is None:
-        splits = _splits(columns * page, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
+        span = columns * page
+        own = span if particles == 1 or own is None else min(own, span)
+        splits = _splits(span, own, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
     elif particles == 1:
         splits = 0, splits[1]
     pieces, total = sum(splits), rows * steps * heads
@@ -398,15 +402,16 @@ def attend(
     return final
 
 
-def _splits(span: int, own: int, common: int) -> tuple[int, int]:
-    """How many pieces: enough programs for the device, none much shorter than a block if the row fills `span` tokens, of which
-    most are taken to be shared.
+def _splits(span: int, own: int, own_programs: int, programs: int) -> tuple[int, int]:
+    """How many pieces: enough programs for the device, none much shorter than a block if the rows are full.
 
     Args:
-        own, common: programs per piece of rows and of groups; common is 0 if nothing is shared."""
-    if common == 0:
-        return 0, min(16, max(1, span // 128), max(1, PROGRAMS // own))
-    return min(16, max(1, span // 64), max(1, PROGRAMS // common)), min(4, max(1, span // 1024), max(1, PROGRAMS // own))
+        span, own: tokens that a row has room for, and those of them that are no other row's.
+        own_programs, programs: for each piece of rows and of groups; `programs` is 0 if nothing is shared."""
+    if programs == 0:
+        return 0, min(16, max(1, span // 128), max(1, PROGRAMS // own_programs))
+    shared = min(16, max(1, span // 64), max(1, PROGRAMS // programs))
+    return shared, min(4, max(1, own // 256), max(1, PROGRAMS // own_programs))
 
 
 def write(

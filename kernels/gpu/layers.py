@@ -11,7 +11,6 @@ import triton.language as tl
 from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
 
 FEW = 16  # rows, from which on cuBLAS is faster
-LINE = 128  # bytes of a line of the cache
 PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
 BLOCKS = {2: (64, 128, 6), 4: (32, 64, 4)}  # by bytes of a weight: outputs and inputs of a step, steps under way
 AHEAD = {False: 256, True: 256}
@@ -75,7 +74,7 @@ def _linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,  # inputs whose weights are asked for before the wait
-    LINE: tl.constexpr,  # weights in a line of the cache
+    SIZE: tl.constexpr,  # bytes of a weight
     PDL: tl.constexpr,
 ):
     release(PDL)
@@ -87,14 +86,16 @@ def _linear(
     k = tl.arange(0, BLOCK_K)
     line = n.to(tl.int64)[:, None] * inputs
     half = outputs.to(tl.int64) * inputs  # from a gate to its partner
-    if PDL:
-        lines = tl.arange(0, BLOCK_K // LINE) * LINE
-        for start in tl.static_range(0, AHEAD, BLOCK_K):
-            ahead = first + start + lines
-            there = (n < outputs)[:, None] & (ahead < last)[None, :]
-            prefetch(Weight + line + ahead[None, :], there)
-            if GATED:
-                prefetch(Weight + half + line + ahead[None, :], there)
+    if PDL and AHEAD > 0:
+        # One request a thread, each for a part of a line of the matrix.
+        each: tl.constexpr = AHEAD * BLOCK_N // 128
+        j = tl.arange(0, 128)
+        there = tl.program_id(0) * BLOCK_N + j * each // AHEAD
+        begin = first + j * each % AHEAD
+        asked = tl.where(there < outputs, tl.minimum(each, last - begin), 0) * SIZE
+        prefetch(Weight + there.to(tl.int64) * inputs + begin, asked)
+        if GATED:
+            prefetch(Weight + half + there.to(tl.int64) * inputs + begin, asked)
     wait(PDL)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     gated = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -143,12 +144,13 @@ def _few(
     Returns [1, rows, outputs] in the dtype of x, or with splits the parts of the sum, float32 [splits, rows, outputs]."""
     x = x.contiguous()
     block_n, block_k, stages = (64, 128, 4) if gated and x.element_size() == 2 else BLOCKS[x.element_size()]
+    ahead = AHEAD[gated] if x.shape[1] * x.element_size() % 16 == 0 else 0
     dtype = torch.float32 if splits else x.dtype
     out = torch.empty(max(1, splits), len(x), outputs, dtype=dtype, device=x.device)
     _linear[(triton.cdiv(outputs, block_n), max(1, splits))](
         x, weight, weight if bias is None else bias, out, len(x), outputs, x.shape[1], BIAS=bias is not None, GATED=gated,
-        SPLITS=max(1, splits), BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=AHEAD[gated],
-        LINE=LINE // x.element_size(), num_warps=4, num_stages=stages, **early(x),
+        SPLITS=max(1, splits), BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead,
+        SIZE=x.element_size(), num_warps=4, num_stages=stages, **early(x),
     )  # fmt: skip
     return out
 

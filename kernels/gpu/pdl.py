@@ -34,12 +34,13 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointers, inside):
-    """Asks for the lines that `pointers` point to, where `inside`: they come into the second-level cache."""
+def prefetch(pointers, bytes_):
+    """Asks for the `bytes_` that lie from each of `pointers` on, both multiples of 16: they come into the second-level
+    cache."""
     tl.inline_asm_elementwise(
-        "{ .reg .pred %p; setp.ne.s32 %p, $2, 0; @%p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "{ .reg .pred %p; setp.gt.s32 %p, $2, 0; @%p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
         "=r,l,r",
-        [pointers, inside.to(tl.int32)],
+        [pointers, bytes_],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

@@ -71,6 +71,7 @@ class Reading:
             window=window,
             softcap=softcap,
             sinks=sinks,
+            own=self.pages.own,
         )
 
 

@@ -41,6 +41,7 @@ class Pages:
         keys, values: [layers, pages, heads, page, dim].
         table: int64 [rows, columns]; length: int64 [rows].
         shared: int64 [groups], leading pages that the rows of a group name alike and have filled; a smaller number is no error.
+        own: tokens of a row that lie beyond the shared pages, at most.
         short: bool [], True once room ran out, which only rows longer than was declared can cause.
     """
 
@@ -49,6 +50,7 @@ class Pages:
     table: torch.Tensor
     length: torch.Tensor
     shared: torch.Tensor
+    own: int
     short: torch.Tensor
 
     @classmethod
@@ -82,6 +84,7 @@ class Pages:
             table=torch.zeros(rows, columns, dtype=torch.int64, device=device),
             length=torch.zeros(rows, dtype=torch.int64, device=device),
             shared=torch.zeros(groups, dtype=torch.int64, device=device),
+            own=new_tokens + page,
             short=torch.zeros((), dtype=torch.bool, device=device),
         )
 
