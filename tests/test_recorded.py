@@ -4,6 +4,7 @@ The graphs are tapes on the CPU (`tests.tape`); on a CUDA device `test_gpu.py` d
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
@@ -17,7 +18,11 @@ from smcgen.lm.vocabulary import Vocabulary
 from smcgen.proposals import judged
 from smcgen.smc import graph
 from tests import tape
+from tests.statistics import evidence_z, many
 from tests.tables import TableLM
+from tests.test_evidence import LM as ENUMERATED
+from tests.test_evidence import SMALL as ITS_DRAFT
+from tests.test_evidence import exact as enumerated
 from tests.test_judged import Late
 
 TOKENS = (b"a", b"b", b"[", b"]", b",", b"1", b'"', b"true", b"1,", b" ", b"", b"")
@@ -201,6 +206,28 @@ def test_the_host_works_while_the_models_read(monkeypatch, record):
             assert step.func.__name__ == "_send"
             forwards.append([sum(any(x is table for x in a) for _, a, _, _ in after.__self__.operations) for table in tables])
     assert forwards == [[0, 1]] * 3 + [[1, 0]]
+
+
+@pytest.mark.parametrize("refusing", [Late(), guided])
+def test_finished_texts_that_were_refused_are_judged_by_nobody(refusing):
+    """The host has learned of both, the refusal and the end, since it was last waited for."""
+
+    @sg.potential
+    def no_bb(text: str) -> float:
+        assert "bb" not in text, "asked for nothing"
+        return 0.1 * len(text)
+
+    many(ENUMERATED * refusing * no_bb, groups=300, draft=ITS_DRAFT, block=2, max_tokens=6)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("leniency", [1.0, 2.0, math.inf])
+def test_late_refusals_are_heard(monkeypatch, whole, leniency):
+    """Inside a block, at its end, and at the end of a text: the evidence says so, by enumeration."""
+    monkeypatch.setattr(judged, "DEVICES", ("cpu",) if whole else ("cuda",))
+    truth = enumerated(accept=lambda sample: (1, 1) not in itertools.pairwise(sample))
+    posts = many(ENUMERATED * Late(), groups=10_000, draft=ITS_DRAFT, block=2, leniency=leniency)
+    assert abs(evidence_z(posts, truth)) < 4
 
 
 def test_an_error_in_a_later_round_is_the_caller_s(record):
