@@ -46,6 +46,7 @@ class Potential(Factor):
         hard: values are 0 and 1 and `mask` works.
         exact: for a hard potential, a token the mask allows can always be part of an accepted text's prefix as far as
             the engine knows; False: the mask is an over-approximation and `finish` judges the text.
+        sure: for a hard potential, `extend` refuses no token that the mask allows, and so is not waited for.
         kills: phi can be 0; False spares a potential from being asked where only that matters.
         on_device: the state is tensors on `device`, tensors given may be there too, and nothing waits for the host. Such a
             potential has `bits` and `close` besides (see `tabled.Tabled`).
@@ -56,6 +57,7 @@ class Potential(Factor):
     name: str = "potential"
     hard: bool = False
     exact: bool = True
+    sure: bool = False
     kills: bool = True
     on_device: bool = False
     runs_on: str = "host"

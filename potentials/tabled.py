@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from smcgen.errors import Impossible
+from smcgen.kernels.automaton import walk
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import STOP, Potential, Prompt
 from smcgen.potentials.stops import fold
@@ -39,7 +40,7 @@ class Tabled(Potential):
         name, accepts: of the constraint that was bound; accepts is None for one of tokens, where texts decide nothing.
         table: its automaton, with the stop strings in it; `host` keeps it as it was given, `table` is on the device."""
 
-    hard = True
+    hard = sure = True
     on_device = True
 
     def __init__(
@@ -82,13 +83,10 @@ class Tabled(Potential):
         tokens, counts = tokens.to(self.device).view(*state.now.shape, -1), counts.to(self.device).view_as(state.now)
         if asks(state.now) and (longest := int(state.depth.max()) + tokens.shape[-1]) >= state.capacity:
             state.past = torch.cat([state.past, torch.zeros(*state.now.shape, longest, dtype=torch.int64)], -1)
-        for column in range(tokens.shape[-1]):
-            reading = column < counts
-            state.now.copy_(torch.where(reading, self.table.extend(state.now, tokens[..., column]), state.now))
-            state.depth.add_(reading)
-            place = torch.where(reading, state.depth % state.capacity, state.capacity)
-            state.past.scatter_(-1, place[..., None], state.now[..., None])
-        return _log((state.now != self.table.dead) | (counts == 0)).flatten()
+        table = self.table
+        return walk(
+            state.now, state.depth, state.past, tokens, counts, table.classes, table.next, table.dead
+        ).flatten()  # fmt: skip
 
     def rollback(self, state: Walk, counts: torch.Tensor) -> None:
         counts = counts.to(self.device).view_as(state.now)

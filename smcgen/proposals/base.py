@@ -163,7 +163,8 @@ class Drawing(Drawn):
         one = text_counts(taken.long(), torch.where(taken, self.reason, ALIVE))
         chains = world.potentials.rows // token.shape[1]
         self.hear()
-        self.reading = world.potentials.read(world.potentials.hard, widen(token[..., None], chains), widen(one, chains))
+        reading = world.potentials.read(world.potentials.hard, widen(token[..., None], chains), widen(one, chains))
+        self.reading = None if world.potentials.sure else reading
 
     def hear(self) -> torch.Tensor | None:
         refused = super().hear()

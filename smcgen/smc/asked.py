@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smcgen.kernels.categorical import unpack
+from smcgen.kernels.masks import joint
 from smcgen.smc.host import Task
 
 if TYPE_CHECKING:
@@ -33,21 +34,18 @@ class Asked:
         Returns bit rows int32 [G, R, words] (None without hard potentials), all set where not active, and int64 [G, R]: the
         potential that left no token, -1 if some are left; `len(bound)` if only the potentials together left none."""
         potentials, shape = self.potentials, active.shape
-        cause = torch.full(shape, -1, dtype=torch.int64, device=potentials.device)
         if not potentials.hard:
-            return None, cause
+            return None, torch.full(shape, -1, dtype=torch.int64, device=potentials.device)
         potentials.join()
         made = iter([] if self.task is None else self.task.outputs)
-        joint = None
+        masks = []
         for i in potentials.hard:
             potential: Any = potentials.bound[i]
-            bits = potential.bits(potentials.states[i]).flatten(0, 1) if potential.on_device else next(made)
-            bits = torch.where(active.reshape(-1, 1), bits, -1)
-            joint = bits if joint is None else joint & bits
-            cause = torch.where((bits == 0).all(-1).view(shape) & (cause < 0), i, cause)
-        assert joint is not None
-        cause = torch.where((joint == 0).all(-1).view(shape) & (cause < 0), len(potentials.bound), cause)
-        return joint.view(*shape, -1), cause
+            masks.append(potential.bits(potentials.states[i]).flatten(0, 1) if potential.on_device else next(made))
+        bits, cause = joint(masks, active.flatten())
+        if len(potentials.hard) < len(potentials.bound):
+            cause = potentials.numbers[cause]
+        return bits.view(*shape, -1), cause.view(shape)
 
 
 @dataclass

@@ -185,6 +185,8 @@ class Potentials:
         blank = [Prompt((), "")] * groups
         self.states = [potential.start(blank, particles * (self.chains if potential.hard else 1)) for potential in self.bound]
         self.host = Host(self.device)
+        # Of the masks' numbers, which potential it is; the one after them is all together, and -1, the last, none.
+        self.numbers = torch.tensor([*self.hard, len(self.bound), -1], device=self.device)
 
     @property
     def seconds(self) -> float:
@@ -200,6 +202,11 @@ class Potentials:
     def hard(self) -> list[int]:
         """Places of the hard potentials in `bound`."""
         return [i for i, potential in enumerate(self.bound) if potential.hard]
+
+    @property
+    def sure(self) -> bool:
+        """Whether the hard potentials refuse no token that their masks let through."""
+        return all(potential.sure for potential in self.bound if potential.hard)
 
     @property
     def soft(self) -> list[int]:
