@@ -63,7 +63,7 @@ def joint(masks: Sequence[torch.Tensor], active: torch.Tensor) -> tuple[torch.Te
     for i, mask in enumerate(masks):
         mask = mask.contiguous()
         _joint[(rows,)](
-            out if i else mask, mask, cause, active, out, cause, words, FIRST=i, AGAIN=i > 0, LAST=i == len(masks) - 1, BLOCK=1024,
-            num_warps=4,
+            out if i else mask, mask, cause, active, out, cause, words,
+            FIRST=i, AGAIN=i > 0, LAST=i == len(masks) - 1, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out, cause
