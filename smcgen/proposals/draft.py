@@ -107,8 +107,8 @@ class DraftProposal:
                 logits = self._first(particles)
             else:
                 logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
-            drawing.hear()
-            active = drawing.alive & (k < limit)
+            if drawing.hear() is not None:
+                active = drawing.alive & (k < limit)
             bits, cause = asked.bits(active)
             law = truncate(logits, self.temperature, *self.truncation)
             step = Step(law, self.temperature, bits)

@@ -304,7 +304,8 @@ class Potentials:
         which = list(range(len(self.bound)) if which is None else which)
         hosted, task = self.hosted(which), None
         for reading in after:
-            ended = ended & ~reading.refused_here(self.shape[1])
+            if reading.here:
+                ended = ended & ~reading.refused_here(self.shape[1])
         if hosted:
             refused = [reading.task for reading in after if reading.task is not None]
 
@@ -322,10 +323,10 @@ class Potentials:
             size = (len(hosted), ended.numel())
             sample = [ended.flatten(), tokens.flatten(0, 1), length.flatten(), reason.flatten()]
             task = self.host.later(work, sample, [(size, torch.float64)])
-        last = tokens.gather(-1, (length - 1).clamp(min=0)[..., None])[..., 0]
         here = {}
-        for i in which:
-            if i not in hosted:
+        if len(hosted) < len(which):
+            last = tokens.gather(-1, (length - 1).clamp(min=0)[..., None])[..., 0]
+            for i in set(which) - set(hosted):
                 potential: Any = self.bound[i]
                 here[i] = torch.where(ended, potential.close(self.states[i], last, reason), 0.0)
         return Reading(self, which, self.shape, here, task)

@@ -156,7 +156,8 @@ def commit(particles: Particles, world: World, block: Block) -> Particles:
         cause=torch.where(soft == -torch.inf, soft_cause, block.cause),
     )
     last, last_cause = closed.result()
-    last = torch.where(ended & (particles.reason != DEAD), last, 0.0)
+    if potentials.bound:
+        last = torch.where(ended & (particles.reason != DEAD), last, 0.0)
     weight = particles.log_weight + soft_scale * last
     # A token that a language model gives probability 0 leaves no weight and no potential to blame.
     dead = (weight == -torch.inf) & (particles.reason != DEAD)
