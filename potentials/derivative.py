@@ -17,7 +17,7 @@ from smcgen.potentials.automaton import Alphabet
 from smcgen.potentials.expression import ALT, AND, CAT, CHARS, EMPTY, EPSILON, NOT, REPEAT, Sets, parsed
 from smcgen.potentials.pattern import SURROGATES
 
-STATES = 2_000  # of an automaton
+STATES = 4_000  # of an automaton
 WORK = 100_000  # parts of languages looked at to make it; about 2 us each
 LENGTH = 1 << 18  # characters of an expression
 INTERVALS = 1 << 20  # edges of sets of characters, in all sets together: what their classes cost
@@ -83,26 +83,27 @@ class _Builder:
         self.top = self._of(tree)
 
     def build(self, states: int) -> Dfa:
-        numbers, queue, rows = {self.top: 0}, [self.top], []
+        known, queue, rows = {self.top: 0}, [self.top], []
         for node in queue:
             row = [-1] * self.alphabet.size
             for kind in self._kinds(node):
                 after = self._derivative(node, _lowest(kind))
                 if after is not self.empty:
-                    if after not in numbers:
+                    if after not in known:
                         if len(queue) >= states:
                             raise TooLarge
-                        numbers[after] = len(queue)
+                        known[after] = len(queue)
                         queue.append(after)
-                    number = numbers[after]
+                    number = known[after]
                     while kind:
                         row[_lowest(kind)] = number
                         kind &= kind - 1
             rows.append(row)
         step, accepts = np.array(rows, np.int32), np.array([node.nullable for node in queue])
         alive = _alive(step, accepts)
-        step[(step >= 0) & ~alive[step]] = -1
-        return Dfa(self.alphabet, step, accepts)
+        alive[0] = True
+        numbers = np.append(np.where(alive, np.cumsum(alive) - 1, -1), -1).astype(np.int32)
+        return Dfa(self.alphabet, numbers[step[alive]], accepts[alive])
 
     def _node(self, kind: int, parts: Any, nullable: bool) -> Node:
         key = kind, tuple(p.number for p in parts) if kind in (CAT, ALT, AND) else getattr(parts, "number", parts)

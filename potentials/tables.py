@@ -22,10 +22,10 @@ from smcgen.potentials.automaton import Alphabet
 from smcgen.potentials.derivative import Dfa, TooLarge, dfa, reaching
 from smcgen.potentials.pattern import MAX_CODE, SURROGATES
 
-STATES = 2_048  # of a table
+STATES = 4_096  # of a table
 CELLS = 1 << 24  # entries of `next`
 STEPS = 1 << 23  # beginnings of tokens looked at, in all states together: what building costs, about 20 ns each
-PATIENT, HASTY = STEPS << 2, STEPS >> 3  # where the host would have to be asked at every token; where it is about as fast
+PATIENT, HASTY = STEPS << 3, STEPS >> 3  # where the host would have to be asked at every token; where it is about as fast
 STATE = 5_000  # of these steps is what a state costs by itself
 CHUNK = 8  # states whose tokens are run at a time
 FEW = 500  # nodes that are not worth to be counted more closely
@@ -234,6 +234,22 @@ def _visited(step: np.ndarray, trie: Trie, state: int) -> int:
     return len(first) + int(trie.below_two[first][step[step[state, first]] >= 0].sum())
 
 
+def _require_work(step: np.ndarray, trie: Trie, steps: int) -> None:
+    """Raises TooLarge if the states that tokens of one byte lead to cost too much."""
+    single = trie.byte[: trie.levels[0][1]][trie.whole[: trie.levels[0][1]] >= 0]
+    seen, queue = np.zeros(len(step), bool), [0]
+    seen[0] = True
+    for state in queue:
+        steps -= STATE + _visited(step, trie, state)
+        if steps < 0:
+            raise TooLarge
+        after = step[state, single]
+        for new in np.unique(after[after >= 0]).tolist():
+            if not seen[new]:
+                seen[new] = True
+                queue.append(new)
+
+
 def _run(step: np.ndarray, trie: Trie, state: int) -> tuple[np.ndarray, np.ndarray]:
     """What spellings do in a state: those that are possible, and the states after them. Made for states with few."""
     node = np.arange(trie.levels[0][1], dtype=np.int32)
@@ -271,6 +287,7 @@ def _sweep(step: np.ndarray, trie: Trie, states: Sequence[int]) -> list[tuple[np
 
 def _table(automaton: Bytes, vocabulary: Vocabulary, steps: int) -> TokenTable:
     trie, step = _trie(vocabulary), automaton.step
+    _require_work(step, trie, steps)
     random = np.random.default_rng(0)
     numbers = np.full(len(step), -1, np.int32)  # of the states between tokens
     numbers[0] = 0
