@@ -221,6 +221,17 @@ def test_models_with_a_cache():
     assert sg.sample(lm, [[0, 3, 1]], draft=draft.given([5, 2]), **options)[0].sample.token_ids
 
 
+def test_a_prompt_by_itself_gives_the_same():
+    lm, draft = (sg.LM(tiny(seed=s), tokenizer()) for s in (1, 2))
+    prompts = [[0, 3, 1], [2], [1, 1, 4, 5], [3, 2]]
+    options = {"draft": draft, "particles": 4, "block": 2, "max_tokens": 16, "leniency": 3.0, "seed": 2, "deterministic": True}
+    posts = sg.sample(lm, prompts, collapse=True, **options)
+    for key, (post, prompt) in enumerate(zip(posts, prompts, strict=True)):
+        alone = sg.sample(lm, [prompt], keys=[key], collapse=True, **options)[0]
+        assert alone.sample == post.sample
+        assert alone.log_evidence == post.log_evidence
+
+
 # --- where it is allowed ----------------------------------------------------------------------------------------------
 
 
