@@ -64,11 +64,11 @@ def drop_mask_normaliser(patch):
 def share_the_first_token(patch):
     original = target_module.draw_local
 
-    def draw_local(drawing, particles, world, logits):
+    def draw_local(drawing, particles, world, *rest):
         first = bool((particles.round == 0).all())
         if first:
-            patch.setattr(factors, "power_draw", lambda x, u, *rest: no_weight(x, u[:, :1].expand_as(u), *rest))
-        original(drawing, particles, world, logits)
+            patch.setattr(factors, "power_draw", lambda x, u, *more: no_weight(x, u[:, :1].expand_as(u), *more))
+        original(drawing, particles, world, *rest)
         if first:
             patch.setattr(factors, "power_draw", categorical.power_draw)
 
