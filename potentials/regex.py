@@ -66,11 +66,9 @@ class Regular(Constraint):
         grammar = _grammar(fold(self.expression, stops))
         try:
             return Engine(grammar, vocabulary, self.name)
-        except UsageError as error:
-            if "initial_lexer_fuel" not in str(error):
-                raise
-        limits = LLParserLimits(step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS, initial_lexer_fuel=FUEL)
-        return Engine(grammar, vocabulary, self.name, limits)
+        except UsageError:  # too much for the usual limits of the engine's lexer
+            limits = LLParserLimits(step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS, initial_lexer_fuel=FUEL)
+            return Engine(grammar, vocabulary, self.name, limits)
 
 
 def _grammar(expression: str) -> str:
