@@ -15,6 +15,7 @@ import lark as larklib
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.potentials.automaton import Alphabet, Automaton, Program
+from smcgen.potentials.engine import REMEDY, TOO_LARGE
 from smcgen.potentials.indent import BREAK, LEVELS, STEP, Indentation, unfold
 from smcgen.potentials.pattern import Inexpressible
 
@@ -256,7 +257,8 @@ def _program(definition: larklib.lexer.TerminalDef, flags: int, name: str) -> Pr
 
 
 def _refusal(definition: larklib.lexer.TerminalDef, name: str, reason: Inexpressible) -> UsageError:
-    return UsageError(f"{name}: terminal {definition.name} (/{definition.pattern.value[:60]}/): {reason}")
+    remedy = f": {REMEDY}" if any(sign in str(reason) for sign in TOO_LARGE) else ""
+    return UsageError(f"{name}: terminal {definition.name} (/{definition.pattern.value[:60]}/): {reason}{remedy}")
 
 
 def _productive(

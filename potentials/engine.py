@@ -26,6 +26,10 @@ DEAD_END = "NoExtensionBias"  # how the engine names a prefix that it admitted a
 STEP_ITEMS = 50_000_000  # parser items per mask (about 20,000 a millisecond): a bound on time only
 ROW_ITEMS = 50_000  # parser items at one place of a text
 STACK = 1 << 29  # bytes of address space
+# How the engine and Rust's regular expressions report sizes that they do not take, and what helps.
+TOO_LARGE = ("fuel exhausted", "too many", "too large", "too complex", "exceeds", "decimal literal invalid")
+REMEDY = "lower the counts of its repetitions, or leave out their upper bounds"
+SURROGATE = "not a Unicode scalar value"
 LARGE = 20_000  # characters of a grammar from which the engine's recursion may need a large stack
 PARALLEL = 8  # masks from which the engine's thread pool is worth its start
 
@@ -76,7 +80,7 @@ class Engine:
         limits = limits or LLParserLimits(step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS)
         self._prototype = _deep(len(grammar), lambda: LLMatcher(self._tokenizer, HEADER + grammar, log_level=0, limits=limits))
         if self._prototype.is_error():
-            raise UsageError(f"{name}: {_first_line(self._prototype.get_error())}")
+            raise UsageError(f"{name}: {explain(self._prototype.get_error())}")
         row = np.zeros((1, self.width), np.int32)
         warm = self._prototype.deep_copy()  # an empty grammar leaves the matcher it is found with in an error
         accepting = self.fill([warm], row, [0])
@@ -104,10 +108,7 @@ class Engine:
             accepted = matcher.is_accepting()
             if matcher.is_error():
                 if DEAD_END not in (error := matcher.get_error()):
-                    raise PotentialError(
-                        f"{self.name}: the grammar engine gave up ({_first_line(error)}): simplify the grammar, or "
-                        "bound its repetitions"
-                    )
+                    raise PotentialError(f"{self.name}: the grammar engine gave up on a text: {explain(error)}")
                 out[row], accepted = 0, False
             # The engine sets end bits of its own, one past the vocabulary too where no token ends a text.
             for word, keep, bits in self._end_words:
@@ -142,10 +143,19 @@ class Recognizer:
 def read(matcher: Matcher, tokens: Sequence[int], name: str) -> None:
     """`matcher` reads tokens that its masks allowed."""
     if matcher.try_consume_tokens(list(tokens)) != len(tokens):
-        reason = _first_line(matcher.get_error())
+        reason = matcher.get_error()
         if matcher.is_error():
-            raise PotentialError(f"{name}: the grammar engine gave up ({reason}): simplify the grammar")
-        raise PotentialError(f"{name}: the grammar engine refuses a text that its mask allowed ({reason})")
+            raise PotentialError(f"{name}: the grammar engine gave up on a text: {explain(reason)}")
+        raise PotentialError(f"{name}: the grammar engine refuses a text that its mask allowed ({_first_line(reason)})")
+
+
+def explain(report: str) -> str:
+    """An engine's report in words that a user can act on."""
+    if SURROGATE in report:
+        return "a surrogate is no character of a text: leave it out"
+    if any(sign in report for sign in TOO_LARGE):
+        return f"it is too large for the grammar engine: {REMEDY}"
+    return _first_line(report)
 
 
 def _deep(size: int, make: Callable[[], LLMatcher]) -> LLMatcher:

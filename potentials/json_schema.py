@@ -24,7 +24,7 @@ from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
-from smcgen.potentials.engine import HEADER, Engine, Recognizer
+from smcgen.potentials.engine import HEADER, REMEDY, Engine, Recognizer, explain
 from smcgen.potentials.json_regular import agrees, regular
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
@@ -35,6 +35,10 @@ FORM = (
     "integers have no fraction or exponent",
     "nothing stands before or after the value",
 )
+SIZES = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
+RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+COUNTS = ("multipleOf", *SIZES)
+VALUES = ("const", "enum", "default", "examples")  # keywords that hold values, not schemas
 BLANKS = 20  # enough for values that are indented by four, five levels deep
 LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
@@ -56,6 +60,8 @@ def json_schema(schema: dict | bool | str | os.PathLike[str] | type, blanks: int
         return Schema(*_load(schema), blanks)
     except RecursionError:
         raise UsageError("json_schema: the schema is nested too deeply") from None
+    except OverflowError:  # from Python's regular expressions
+        raise UsageError(f"json_schema: a pattern counts too far: {REMEDY}") from None
 
 
 class Schema(Constraint):
@@ -235,25 +241,28 @@ def _translate(schema: dict, name: str, form: dict) -> tuple[str, tuple[str, ...
         grammar = _grammar(schema, lenient)
         refused, (reason, *_) = _validate(grammar)
         _possible(reason if refused else "", name)
-        if refused and "regex" in reason and (wider := _without_patterns(schema)) != schema:
+        if refused:
+            if (wider := _without(schema, _culprits(reason))) == schema:
+                raise UsageError(f"{name}: {explain(reason)}")
             schema = wider
-        elif refused:
-            raise UsageError(f"{name}: {reason}")
     return grammar, tuple(doubts)
 
 
 def _possible(reason: str, name: str) -> None:
     """Raises Impossible if this is the engine's proof that no value satisfies the schema."""
     if reason.startswith("Unsatisfiable schema: "):
-        raise Impossible(f"{name}: {reason[len('Unsatisfiable schema: ') :]}")
+        reason = reason[len("Unsatisfiable schema: ") :]
+        if reason.startswith("Regex is empty"):
+            reason = "pattern, format and lengths of a string exclude each other"
+        raise Impossible(f"{name}: {reason}")
 
 
 def _doubt(reason: str) -> str:
     """What the engine does not enforce, from its own words."""
-    if "regex" in reason:
-        return "pattern and patternProperties are not enforced by the masks: one of them is beyond the engine"
     if "oneOf" in reason:
         return "oneOf is read as anyOf by the masks"
+    if culprits := _culprits(reason):
+        return f"{' and '.join(culprits)} are not enforced by the masks: one of them is beyond the engine"
     return f"not enforced by the masks: {reason}"
 
 
@@ -267,16 +276,24 @@ def _validate(grammar: str) -> tuple[bool, list[str]]:
     return refused, lines or [""]
 
 
-def _without_patterns(schema: Any) -> Any:
-    """The schema with every regular expression taken out so that it admits more."""
+def _culprits(reason: str) -> tuple[str, ...]:
+    """The keywords whose values the engine does not take, from its own words."""
+    if "regex" in reason and "regex for" not in reason:
+        return "pattern", "patternProperties"
+    return tuple(key for key in COUNTS if key in reason) or (RANGES if "range" in reason else ())
+
+
+def _without(schema: Any, keys: Sequence[str]) -> Any:
+    """The schema without what these keywords say, so that it admits more."""
     if isinstance(schema, list):
-        return [_without_patterns(part) for part in schema]
+        return [_without(part, keys) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {key: _without_patterns(part) for key, part in schema.items()}
-    if isinstance(schema.get("pattern"), str):
-        del out["pattern"]
-    if isinstance(schema.get("patternProperties"), dict):
+    out = {key: part if key in VALUES else _without(part, keys) for key, part in schema.items()}
+    for key in keys:
+        if isinstance(schema.get(key), str | int | float) and not isinstance(schema[key], bool):
+            del out[key]
+    if "patternProperties" in keys and isinstance(schema.get("patternProperties"), dict):
         del out["patternProperties"]
         out["additionalProperties"] = True
     return out

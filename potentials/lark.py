@@ -63,6 +63,8 @@ def lark(
         text = path.read_text(encoding="utf-8-sig") if path else str(grammar)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: cannot read {path} ({error})") from None
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"{name}: a surrogate is no character of a text: leave it out")
     if len(text) > LONGEST_GRAMMAR:
         raise UsageError(f"{name}: {len(text)} characters are too long for a grammar")
     try:
