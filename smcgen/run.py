@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
 from smcgen.lm.memory import Demand, groups_that_fit
-from smcgen.lm.paged import PagedLM
+from smcgen.lm.paged import PagedLM, one_thread
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.plan import Plan
 from smcgen.potentials.base import STOP, Potential, Prompt
@@ -41,7 +40,6 @@ from smcgen.smc.keys import Keys
 from smcgen.smc.round import Algorithm
 from smcgen.target import LM, Factor
 
-SMALL = 30_000_000  # parameters
 DEFAULT_ROWS = 256  # sequences that are read at a time, all groups together
 
 
@@ -88,7 +86,7 @@ def run(
     began = time.perf_counter()
     loaded = _load(plan, prompts, chat, keys)
     models, drafts, vocabulary, text_of = loaded.models, loaded.drafts, loaded.vocabulary, loaded.text_of
-    with torch.inference_mode(), _one_thread(plan.deterministic or _small([*models, *drafts])):
+    with torch.inference_mode(), one_thread(plan.deterministic or _small([*models, *drafts])):
         first = stage = _stage(plan, loaded, groups, progress)
         done = first.done
         if plan.collapse:
@@ -253,8 +251,12 @@ def _demands(plan: Plan, models: list[LanguageModel], drafts: list[LanguageModel
 
 
 def _layers(lm: PagedLM) -> str:
-    """Whether the layers of a model are fused, or why not."""
-    return f"as transformers has them: {lm.fusion}" if isinstance(lm.fusion, str) else "fused"
+    """Whether the layers of a model are fused or compiled, and why not."""
+    if not isinstance(lm.fusion, str):
+        return "fused"
+    if lm.compiled is True:
+        return f"compiled; not fused: {lm.fusion}"
+    return f"as transformers has them: {lm.fusion}" + (f"; not compiled: {lm.compiled}" if lm.compiled else "")
 
 
 def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[str]:
@@ -265,20 +267,8 @@ def _dtypes(models: list[LanguageModel], draft: LanguageModel | None) -> list[st
 
 def _small(models: list[LanguageModel]) -> bool:
     """Whether products of these models are too small to be shared out among threads."""
-    nets = [m.model for m in models if isinstance(m, PagedLM)]
-    return bool(nets) and all(sum(p.numel() for p in net.parameters()) < SMALL for net in nets)
-
-
-@contextlib.contextmanager
-def _one_thread(needed: bool) -> Iterator[None]:
-    """torch shares a lone row's sums out among threads, several rows by row: with one thread both give the same bits. And in
-    small models threads wait for each other longer than they work, ten times longer where the CPU is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if needed else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    paged = [model for model in models if isinstance(model, PagedLM)]
+    return bool(paged) and all(model.small for model in paged)
 
 
 def _same_vocabulary(base: LanguageModel, other: LanguageModel, ends: bool = True) -> None:

@@ -103,6 +103,8 @@ class Handle:
     source: Handle | None = None  # this model is made from that one: a quantised copy if there are `bits`, else by `spec`
     bits: int | None = None
     loaded: LanguageModel | None = None
+    weights: str | None = None
+    compile: bool = False
 
     @property
     def name(self) -> str:
@@ -117,6 +119,8 @@ class Handle:
         from smcgen.lm.base import LanguageModel  # imports torch
 
         if isinstance(self.spec, LanguageModel):
+            if self.weights is not None or self.compile:
+                raise UsageError(f"{self.name} is loaded already: weights and compile have no effect, leave them out")
             return self.spec
         found = self.loaded
         if found is None:
@@ -129,7 +133,8 @@ class Handle:
             elif self.source is not None and self.bits is not None:
                 found = quantized(self.source.load(), self.bits)
             else:
-                found = load(self.spec, self.tokenizer, device=self.device, dtype=self.dtype)
+                options = {"weights": self.weights, "compile": self.compile}
+                found = load(self.spec, self.tokenizer, device=self.device, dtype=self.dtype, **options)
             self.loaded = found
         return found
 
@@ -154,6 +159,11 @@ class LM(Factor):
             object that satisfies `smcgen.lm.base.LanguageModel`.
         tokenizer: needed with a transformers model in memory, else read from beside the weights.
         device, dtype: e.g. "cuda", "bfloat16"; by default a GPU if there is one, and bfloat16 there, float32 on a CPU.
+        weights: "int8" rounds the matrices to 8-bit integers and keeps them so, in half the memory of bfloat16: the target is
+            then the rounded model. It saves memory, not time, and needs the extra `int8`. (`quantized(8)` is something else: a
+            second, rounded model for use as a draft, which keeps its dtype.)
+        compile: compiles layers that are not fused with `torch.compile` when the model is loaded, which takes from seconds to
+            minutes; where that fails the layers run as they are, with a warning. `info["layers"]` tells.
 
     The model is loaded when it is first needed.
     """
@@ -163,13 +173,26 @@ class LM(Factor):
     temperature: float = 1.0
     truncation: Truncation = WHOLE
 
-    def __init__(self, spec: Any, tokenizer: Any = None, *, device: str | None = None, dtype: str | None = None):
+    def __init__(
+        self,
+        spec: Any,
+        tokenizer: Any = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        weights: str | None = None,
+        compile: bool = False,
+    ):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"{name}={value!r}: give its name, e.g. 'cuda' or 'float32'")
         if spec is None or spec == "":
             raise UsageError("no model: give a hub id, a folder, a .gguf file or a model")
-        handle = spec if isinstance(spec, Handle) else Handle(spec, tokenizer, device, dtype)
+        if weights not in (None, "int8"):
+            raise UsageError(f"weights={weights!r}: write 'int8', or leave it out for weights in the dtype of the model")
+        handle = spec
+        if not isinstance(spec, Handle):
+            handle = Handle(spec, tokenizer, device, dtype, weights=weights, compile=bool(compile))
         object.__setattr__(self, "handle", handle)
 
     @property

@@ -186,7 +186,7 @@ class TestNames:
             refused(UsageError, "this torch sees no CUDA device", folder, device="cuda")
         lm = load(folder)
         assert load(lm) is lm
-        refused(UsageError, "is loaded already: tokenizer, device and dtype have no effect", lm, dtype="float32")
+        refused(UsageError, "is loaded already: tokenizer, device, dtype, weights and compile have no effect", lm, dtype="float32")
 
 
 class TestModelsInMemory:

@@ -137,6 +137,9 @@ def _unknown(layer: Any) -> str | None:
     linear = [getattr(layer.self_attn, n) for n in _PROJECTIONS] + [getattr(layer.mlp, n) for n in _MLP]
     if any(type(part) is not nn.Linear for part in linear):
         return "its matrices are not plain"
+    kinds = {type(part.weight) for part in linear} - {nn.Parameter}
+    if kinds:
+        return f"its weights are of type {', '.join(sorted(kind.__name__ for kind in kinds))}"
     if any(getattr(layer.mlp, n).bias is not None for n in _MLP) or layer.self_attn.o_proj.bias is not None:
         return "its output and feed-forward matrices have biases"
     norms = [layer.input_layernorm, layer.post_attention_layernorm] + [getattr(layer.self_attn, n) for n in attention & _NORMS]

@@ -20,13 +20,15 @@ from smcgen.lm.attention import NAME
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.checks import check_agreement, check_calls, check_supported, probe_tokens
 from smcgen.lm.hub import local_files_only
-from smcgen.lm.paged import PagedLM
+from smcgen.lm.int8 import to_int8
+from smcgen.lm.paged import PagedLM, one_thread
 from smcgen.lm.quantized import quantized
 from smcgen.lm.vocabulary import Vocabulary
 
 __all__ = ["load", "quantized"]
 
 EMBEDDED = ("tiny", "tiny-draft")
+WEIGHTS = (None, "int8")
 # Generation settings that would change probabilities, with the values that change nothing.
 _CHANGES_PROBABILITIES = {
     "temperature": (1.0,),
@@ -59,6 +61,8 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    weights: str | None = None,
+    compile: bool = False,
 ) -> LanguageModel:
     """A language model that the engine can read.
 
@@ -69,15 +73,22 @@ def load(
             model's own.
         device: default a GPU if there is one; a model in memory stays where it is.
         dtype: default bfloat16 on a GPU and float32 on a CPU; a model in memory keeps its own.
+        weights: "int8" keeps the matrices of linear layers as 8-bit integers (`smcgen.lm.int8`, needs torchao).
+        compile: compiles layers that are not fused (`smcgen.lm.compiled`), which takes from seconds to minutes. Where that
+            fails they run as they are, with a warning.
 
     Raises ModelError for a model that is missing, unreadable or unsupported, UsageError for arguments that mean nothing.
     Only a hub id uses the network.
     """
+    if weights not in WEIGHTS:
+        raise UsageError(f"weights={weights!r}: write 'int8', or leave it out for weights in the dtype of the model")
     if isinstance(spec, PreTrainedModel):
-        return _from_memory(spec, tokenizer, device, dtype)
+        return _from_memory(spec, tokenizer, device, dtype, weights, compile)
     if isinstance(spec, LanguageModel):
-        if (tokenizer, device, dtype) != (None, None, None):
-            raise UsageError(f"{spec.name} is loaded already: tokenizer, device and dtype have no effect, leave them out")
+        if (tokenizer, device, dtype, weights, compile) != (None, None, None, None, False):
+            raise UsageError(
+                f"{spec.name} is loaded already: tokenizer, device, dtype, weights and compile have no effect, leave them out"
+            )
         return spec
     if not isinstance(spec, str | os.PathLike):
         raise UsageError(
@@ -97,13 +108,17 @@ def load(
             model, own = _read(name, source, local, kind, tokenizer is None)
             name = Path(source).name if local else name
         try:
+            if weights == "int8":
+                to_int8(model, name, where)
             model = model.to(where)
         except RuntimeError as error:  # out of memory, a device that is not there
             raise ModelError(f"{name} cannot be put on {where}: {_first_line(error)}; choose another device") from error
-        return _paged(name, model, _tokenizer(name, own if tokenizer is None else tokenizer))
+        return _paged(name, model, _tokenizer(name, own if tokenizer is None else tokenizer), compile)
 
 
-def _from_memory(model: PreTrainedModel, tokenizer: Any, device: Any, dtype: Any) -> PagedLM:
+def _from_memory(
+    model: PreTrainedModel, tokenizer: Any, device: Any, dtype: Any, weights: str | None, compile: bool
+) -> PagedLM:
     name = Path(model.config.name_or_path or type(model).__name__).name
     if tokenizer is None:
         raise UsageError(f"{name} is a model in memory: give its tokenizer too, LM(model, tokenizer)")
@@ -119,11 +134,13 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, device: Any, dtype: Any
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"{name} cannot be copied: {_first_line(error)}; save it and give the folder") from error
     with quiet():
-        return _paged(name, own, _tokenizer(name, tokenizer))
+        if weights == "int8":
+            to_int8(own, name, where)
+        return _paged(name, own, _tokenizer(name, tokenizer), compile)
 
 
 @torch.no_grad()
-def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
+def _paged(name: str, model: Any, tokenizer: Any, compile: bool) -> PagedLM:
     """Checks a model that nobody else uses, and turns its attention to pages."""
     model.eval()
     check_supported(model, name)
@@ -159,7 +176,21 @@ def _paged(name: str, model: Any, tokenizer: Any) -> PagedLM:
             raise
         lm.unfuse(str(error))
         check_agreement(model, name, *_both(lm, tokens, plain))
+    if compile:
+        _compile(lm, tokens, plain)
     return lm
+
+
+def _compile(lm: PagedLM, tokens: torch.Tensor, plain: torch.Tensor) -> None:
+    """Compiles the layers, or says why not."""
+    lm.compile()
+    if lm.compiled is not True:
+        return
+    try:
+        with torch.inference_mode(), one_thread(lm.small):  # as they were compiled
+            check_agreement(lm.model, lm.name, *_both(lm, tokens, plain))
+    except ModelError as error:
+        lm.uncompile(str(error))
 
 
 def _both(lm: PagedLM, tokens: torch.Tensor, plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +15,14 @@ from smcgen.kernels.attention import new_places
 from smcgen.lm.attention import Reading
 from smcgen.lm.base import Context
 from smcgen.lm.checks import check_calls
+from smcgen.lm.compiled import ROWS, TOKENS, compile_layers, uncompile
 from smcgen.lm.fused import Rope, fuse, unfuse
 from smcgen.lm.pages import PAGE, CacheShape, Pages
 from smcgen.lm.vocabulary import Vocabulary
 
 CHUNK = 512  # tokens of one prompt that a forward reads
 PREFILL = 4096  # tokens of all prompts together that a forward reads
+SMALL = 30_000_000  # weights of a model whose products are too small to be shared out among threads
 MULTIPLE = 64  # on a GPU prompts are padded to multiples of it, as kernels are compiled anew for every number of tokens
 
 
@@ -47,6 +51,7 @@ class PagedLM:
         model: the transformers model, in evaluation mode, its attention replaced.
         ignored: settings of the model's own generation defaults that change probabilities, which nothing here applies.
         fusion: the position tables of fused layers (`smcgen.lm.fused`), or why the layers are as transformers has them.
+        compiled: True if the layers are compiled (`smcgen.lm.compiled`), False if nobody asked, or why they are not.
         name, vocabulary, device, max_tokens: see `smcgen.lm.base.LanguageModel`.
     """
 
@@ -65,6 +70,7 @@ class PagedLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.multiple = MULTIPLE if self.device.type == "cuda" else 1
         self.fusion: Rope | str = "on a CPU nothing is gained"
+        self.compiled: bool | str = False
         self.nowhere = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
 
     def fuse(self) -> None:
@@ -75,6 +81,34 @@ class PagedLM:
         """Back to the layers as transformers has them."""
         unfuse(self.model)
         self.fusion = reason
+
+    def compile(self, backend: Any = "inductor") -> None:
+        """Compiles the layers now, for one row and more and for one token and more; warns where that cannot be."""
+        if isinstance(self.fusion, Rope):
+            return self._not_compiled("they are fused already")
+        self.compiled = True
+        compile_layers(self.model, self.shape.layers, self.uncompile, backend)
+        # In the state in which a run reads: what is compiled in another is compiled anew.
+        with torch.inference_mode(), one_thread(self.small):
+            for rows, steps in ((ROWS, TOKENS), (ROWS, 1), (1, TOKENS), (1, 1)):
+                if self.compiled is True:
+                    context = self.open(rows, 1, 0, steps)
+                    tokens = torch.zeros(rows, steps, dtype=torch.int64, device=self.device)
+                    self.extend(context, tokens, torch.full((rows,), steps, device=self.device))
+
+    def uncompile(self, reason: str) -> None:
+        """Back to the layers as they were, with a warning."""
+        uncompile(self.model, self.shape.layers)
+        self._not_compiled(reason)
+
+    def _not_compiled(self, reason: str) -> None:
+        self.compiled = reason
+        warnings.warn(f"the layers of {self.name} run without being compiled: {reason}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def small(self) -> bool:
+        """Whether products of this model are too small to be shared out among threads."""
+        return sum(weight.numel() for weight in self.model.parameters()) < SMALL
 
     def __repr__(self) -> str:
         return f"PagedLM({self.name!r}, {len(self.vocabulary)} tokens, {self.shape.dtype}, {self.device})"
@@ -195,6 +229,18 @@ class PagedLM:
             reading=reading,
         )
         return output.logits[..., : len(self.vocabulary)]
+
+
+@contextmanager
+def one_thread(needed: bool) -> Iterator[None]:
+    """torch shares a lone row's sums out among threads, several rows by row: with one thread both give the same bits. And in
+    small models threads wait for each other longer than they work, ten times longer where the CPU is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if needed else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _padded(length: int, multiple: int) -> int:

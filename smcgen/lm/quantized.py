@@ -22,7 +22,9 @@ from transformers.pytorch_utils import Conv1D
 
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
+from smcgen.lm.compiled import uncompile
 from smcgen.lm.fused import Rope, unfuse
+from smcgen.lm.int8 import is_int8
 from smcgen.lm.paged import PagedLM
 
 BITS = (8, 6, 5, 4, 3)
@@ -41,12 +43,16 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
         raise UsageError(f"a group of {group} inputs cannot share a scale: give a number from 1 on, or None")
     if not isinstance(lm, PagedLM):
         raise UsageError(f"{lm.name} is no transformers model: it has no weights to round, name another draft")
+    if is_int8(lm.model):
+        raise UsageError(f"the weights of {lm.name} are int8 already: load it without weights='int8', or name another draft")
     group = group or (None if bits == 8 else GROUP)
     shared = {id(tensor): tensor for tensor in chain(lm.model.parameters(), lm.model.buffers())}
     model = copy.deepcopy(lm.model, shared)
     fused = isinstance(lm.fusion, Rope)
     if fused:
         unfuse(model)
+    if lm.compiled is True:
+        uncompile(model, lm.shape.layers)
     for module, name in _matrices(model):
         weight = getattr(module, name)
         inputs_last = weight.T if isinstance(module, Conv1D) else weight
@@ -56,6 +62,8 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
     copied = PagedLM(f"{lm.name}:int{bits}", model, lm.vocabulary, lm.shape, lm.max_tokens, lm.ignored, lm.page)
     if fused:
         copied.fuse()
+    if lm.compiled is True:
+        copied.compile()
     return copied
 
 

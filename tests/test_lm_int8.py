@@ -1,0 +1,130 @@
+"""Weights that are kept as 8-bit integers: what they weigh, and how near the model stays."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+import smcgen as sg
+from smcgen.errors import ModelError, UsageError
+from smcgen.lm.load import load, quantized
+from tests.test_lm_architectures import exercise
+from tests.tiny_models import byte_level, tiny_model, word_tokenizer
+
+torch.set_num_threads(1)
+WIDE = {"hidden_size": 64, "intermediate_size": 256}
+
+
+def int8(kind, **options):
+    pytest.importorskip("torchao")
+    return load(tiny_model(kind, **options), word_tokenizer(), weights="int8")
+
+
+def stored_bytes(model, embeddings=True):
+    """Of all parameters; those of torchao hold several tensors."""
+    seen, total = set(), 0
+    skipped = {id(model.get_input_embeddings().weight)} if not embeddings else set()
+    for weight in model.parameters():
+        parts = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]] if _wrapped(weight) else [weight]
+        for part in parts:
+            if id(weight) not in skipped and part.data_ptr() not in seen:
+                seen.add(part.data_ptr())
+                total += part.numel() * part.element_size()
+    return total
+
+
+def _wrapped(weight):
+    return hasattr(weight, "__tensor_flatten__")
+
+
+def logits(lm):
+    context = lm.open(1, 2, 5, 5)
+    lm.prefill(context, [0], [[1, 2, 3]])
+    return lm.extend(context, torch.tensor([[4, 5], [6, 7]]), torch.tensor([2, 2])).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "opt"])
+def test_logits_stay_near(kind):
+    """As near as with weights that are rounded to 8 bits and kept in float32; with 5 bits they are ten times as far."""
+    lm = load(tiny_model(kind), word_tokenizer())
+    exact = logits(lm)
+
+    def error(other):
+        return float((logits(other) - exact).abs().mean())
+
+    assert 0 < error(int8(kind)) < 1.5 * error(quantized(lm)) < 0.3 * error(quantized(lm, 5))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_pages_give_the_logits_of_a_full_forward_with_the_same_weights(kind, monkeypatch):
+    model = int8(kind).model
+    monkeypatch.setattr("tests.test_lm_architectures.tiny_model", lambda _: model.set_attn_implementation("eager") or model)
+    assert exercise(kind, rounds=3) < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "part"), [(torch.bfloat16, 0.55), (torch.float32, 0.3)])
+def test_matrices_take_half_the_memory_of_bfloat16(dtype, part):
+    model = tiny_model("llama", **WIDE).to(dtype)
+    before = stored_bytes(model, embeddings=False)
+    rounded = load(model, word_tokenizer(), weights="int8").model if pytest.importorskip("torchao") else None
+    assert stored_bytes(rounded, embeddings=False) < part * before
+    assert stored_bytes(model, embeddings=False) == before  # the model in memory is left alone
+    assert logits(load(model, word_tokenizer())).dtype == dtype
+
+
+def test_a_head_that_is_the_embedding_stays():
+    model = int8("llama", tie_word_embeddings=True).model
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert type(model.lm_head.weight) is torch.nn.Parameter
+    assert type(int8("llama", tie_word_embeddings=False).model.lm_head.weight) is not torch.nn.Parameter
+
+
+def test_layers_are_not_fused_and_say_why():
+    lm = int8("llama")
+    lm.fuse()
+    assert lm.fusion == "its weights are of type Int8Tensor"
+
+
+def test_a_run_says_what_its_layers_are(tmp_path):
+    pytest.importorskip("torchao")
+    tiny_model("qwen2", vocab_size=280).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    lm = sg.LM(str(tmp_path), weights="int8")
+    post = sg.sample(lm**2, "ab", chat=False, max_tokens=6, particles=4, seed=0)
+    assert "as transformers has them" in post.info["layers"][tmp_path.name]
+    plain = sg.sample(sg.LM(str(tmp_path)) ** 2, "ab", chat=False, max_tokens=6, particles=4, seed=0)
+    assert post.log_evidence == pytest.approx(plain.log_evidence, abs=1.0)
+    assert post.log_evidence != plain.log_evidence
+
+
+def test_products_stay_exact_elsewhere():
+    """torchao offers to turn on inexact float32 products for the whole process."""
+    before = torch.get_float32_matmul_precision()
+    int8("llama")
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_refusals(monkeypatch):
+    lm = load(tiny_model("llama"), word_tokenizer())
+    with pytest.raises(UsageError, match="weights='int4': write 'int8', or leave it out"):
+        sg.LM("tiny", weights="int4")
+    with pytest.raises(UsageError, match="is loaded already: weights and compile have no effect, leave them out"):
+        sg.LM(lm, weights="int8").load()
+    with pytest.raises(UsageError, match=r"is loaded already: tokenizer, .* have no effect, leave them out"):
+        load(lm, weights="int8")
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(UsageError, match=r"weights='int8' needs torchao: pip install 'smcgen\[int8\]'"):
+        load(tiny_model("llama"), word_tokenizer(), weights="int8")
+
+
+def test_models_that_would_gain_little_are_refused():
+    with pytest.raises(ModelError, match=r"[67]\d% of its weights are in no linear layers .* leave weights='int8' out"):
+        int8("qwen3-moe", num_experts=8)
+
+
+def test_a_rounded_copy_of_integers_is_refused():
+    with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already: load it without weights='int8'"):
+        quantized(int8("llama"))
