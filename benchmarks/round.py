@@ -177,12 +177,19 @@ class Bench:
         return torch.randint(5, self.vocabulary - 5, (length,), generator=generator).tolist()
 
     def round(
-        self, particles: int, block: int, prompt: int, groups: int, condition: sg.Potential | None = None, **options: Any
+        self,
+        particles: int,
+        block: int,
+        prompt: int,
+        groups: int,
+        condition: sg.Potential | None = None,
+        times: int = 1,
+        **options: Any,
     ) -> dict[str, Any]:
-        """SMC with every drafted token kept, unless `options` say otherwise."""
+        """SMC with every drafted token kept, unless `options` say otherwise; the usual number of rounds, so many times."""
         options = {"leniency": float("inf"), "draft": self.lms[1], "block": block, **options}
         drafted = options["draft"] is not None
-        tokens = ROUNDS * (block + 1) if drafted else 64
+        tokens = times * (ROUNDS * (block + 1) if drafted else 64)
         if options["draft"] is None:
             options = {k: v for k, v in options.items() if k not in ("draft", "block", "leniency")}
         prompts = [self.prompt(20 if self.tiny else prompt, seed) for seed in range(groups)]
@@ -206,6 +213,7 @@ class Bench:
         read = self.bytes[0] + (block * self.bytes[1] if drafted else 0)
         return {
             "milliseconds": seconds * 1e3,
+            "rounds": post.info["rounds"],
             "tokens_a_round": gained,
             "tokens_per_second": groups * gained / seconds,
             "bytes": read,

@@ -206,7 +206,9 @@ class Constraint(Potential):
     def _fill_ahead(self, state: Rows) -> None:
         """Masks that the next step will ask for are computed while the models run, if that is worth a thread.
 
-        It changes when they are computed, never what they are."""
+        It changes when they are computed, never what they are. Beside a GPU all this runs while the models do."""
+        if self.device.type == "cuda":
+            return
         slots, nodes = state.history["slot"], state.going()
         missing = sum(slots[node] < 0 for node in nodes)
         if missing * self._seconds > WORTH and (worker := _worker()) is not None:
