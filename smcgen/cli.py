@@ -102,6 +102,15 @@ def sample(
     dtype: Annotated[
         str | None, typer.Option(rich_help_panel=MODEL, help="float32, bfloat16 or float16 (default: by device).")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL, help="int8: the model's matrices as 8-bit integers, for memory (-d int8 is a draft)."
+        ),
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", rich_help_panel=MODEL, help="Compile the model's layers where they are not fused.")
+    ] = False,
     alpha: Annotated[
         float, typer.Option(rich_help_panel=TARGET, help="Exponent of the model: the target is p(x)**alpha.")
     ] = 1.0,
@@ -292,7 +301,7 @@ def sample(
         note = (lambda *_: None) if quiet else _note
         warned = stack.enter_context(warnings.catch_warnings(record=True))
         named = model is not None
-        base = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype)
+        base = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype, weights=weights, compile=compile)
         lm = base.at(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         target: Factor = lm if alpha == 1 else lm**alpha
         for factor in conditions(regex, grammar, json_schema, choice, contains, avoid):

@@ -280,7 +280,7 @@ class LM(Factor):
         return id(self.handle), self.temperature, self.truncation, self.prompt
 
     def __repr__(self) -> str:
-        text = f"LM({self.name!r})"
+        text = f"LM({self.name!r})" if self.handle.weights is None else f"LM({self.name!r}, weights={self.handle.weights!r})"
         if self.prompt is not None:
             shown = repr(self.prompt)
             text += f".given({shown if len(shown) <= 40 else shown[:37] + '...'})"

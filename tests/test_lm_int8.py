@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 import torch
 
 import smcgen as sg
+from smcgen.cli import main
 from smcgen.errors import ModelError, UsageError
 from smcgen.lm.load import load, quantized
 from tests.test_lm_architectures import exercise
@@ -97,6 +99,18 @@ def test_a_run_says_what_its_layers_are(tmp_path):
     plain = sg.sample(sg.LM(str(tmp_path)) ** 2, "ab", chat=False, max_tokens=6, particles=4, seed=0)
     assert post.log_evidence == pytest.approx(plain.log_evidence, abs=1.0)
     assert post.log_evidence != plain.log_evidence
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torchao")
+    tiny_model("qwen2", vocab_size=280).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    options = ["ab", "-m", str(tmp_path), "--no-chat", "--max-tokens", "4", "--seed", "0", "--json", "-q"]
+    monkeypatch.setattr(sys, "argv", ["smcgen", "sample", *options, "--weights", "int8", "-n", "2"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["settings"]["target"] == f"LM({str(tmp_path)!r}, weights='int8')"
 
 
 def test_products_stay_exact_elsewhere():
