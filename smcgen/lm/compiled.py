@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo import exc
 
 from smcgen.lm.attention import Reading
 
@@ -24,7 +24,12 @@ GRAPHS = 64  # of a kind of layer: two kinds of attention, one row or one token 
 _now = threading.local()  # the reading and the layer that this thread is in
 
 
-@torch.library.custom_op("smcgen::attend", mutates_args=("keys", "values"))
+@torch.library.custom_op(
+    "smcgen::attend",
+    mutates_args=("keys", "values"),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, float scale, SymInt? window, "
+    "float? softcap, Tensor? sinks) -> Tensor",
+)
 def attend(
     query: Tensor,
     key: Tensor,
@@ -65,7 +70,8 @@ def compile_layers(model: Any, layers: int, give_up: Callable[[str], None], back
     if stack is None:
         return give_up("they are in no list")
     limits: Any = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
+    limit = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # its name before torch 2.7
+    setattr(limits, limit, max(getattr(limits, limit), GRAPHS))
     # Graphs depend on shapes alone, and not on those that came before: so they are general from the first.
     runs = {kind: torch.compile(kind.forward, fullgraph=True, dynamic=True, backend=backend) for kind in set(map(type, stack))}
     for i, layer in enumerate(stack):
@@ -85,8 +91,10 @@ def _compiled(i: int, layer: nn.Module, run: Callable[..., Any], give_up: Callab
             pool = _Declared(reading.pages.keys[i], reading.pages.values[i])
             try:
                 return run(layer, *arguments, reading=pool, **options)
-            except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # raised before anything has run
-                give_up(_reason(error))
+            except Exception as error:
+                if not _of_the_compiler(error):
+                    raise
+                give_up(_reason(error))  # it is raised before anything has run
         return type(layer).forward(layer, *arguments, reading=reading, **options)
 
     return forward
@@ -96,6 +104,11 @@ def _stack(model: Any, layers: int) -> nn.ModuleList | None:
     """The list of decoder layers."""
     lists = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
     return next((found for found in lists if len(found) == layers), None)
+
+
+def _of_the_compiler(error: Exception) -> bool:
+    """Whether a layer could not be compiled; there is no one class for that."""
+    return isinstance(error, exc.TorchDynamoException) or type(error).__module__ == exc.__name__
 
 
 def _reason(error: BaseException) -> str:
