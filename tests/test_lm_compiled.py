@@ -198,3 +198,41 @@ def test_a_copy_of_the_pool_would_be_seen(monkeypatch):
         warnings.simplefilter("ignore")
         _, codes = run_and_get_code(lm.compile)
     assert all(copies_of_the_pool(code)[1] for code in codes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
+def test_on_a_device(kind, monkeypatch):
+    """The same numbers, no copy of the pool, and no waiting for the device."""
+    with torch.inference_mode():
+        lm = load(tiny_model(kind).cuda(), word_tokenizer())
+        _, codes = run_and_get_code(lm.compile)
+        assert lm.compiled is True
+        assert [copies_of_the_pool(code)[1] for code in codes] == [[]] * {"gpt2": 4, "gemma2": 8}[kind]
+        monkeypatch.setattr("tests.test_lm_architectures.load", lambda *arguments: load(*arguments, compile=True))
+        assert exercise(kind, device="cuda") < 1e-4
+        context = lm.open(4, 8, 10, 40)
+        lm.prefill(context, range(4), [[1, 2, 3], [4], [], [5] * 10])
+        tokens = torch.ones(32, 3, dtype=torch.int64, device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            lm.extend(context, tokens, torch.arange(32, device="cuda") % 4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_round_is_recorded(weights, tmp_path):
+    if weights:
+        pytest.importorskip("torchao")
+    tiny_model("gemma2", vocab_size=280).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    options = {"chat": False, "max_tokens": 24, "particles": 4, "seed": 0}
+    lms = [sg.LM(str(tmp_path), device="cuda", dtype="float32", weights=weights, compile=flag) for flag in (True, False)]
+    one, other = (sg.sample(lm**2, "ab", **options) for lm in lms)
+    assert one.info["layers"][tmp_path.name].startswith("compiled; not fused: ")
+    assert one.info["cuda_graph"]
+    assert one.log_evidence == pytest.approx(other.log_evidence, abs=1e-2)

@@ -142,3 +142,18 @@ def test_models_that_would_gain_little_are_refused():
 def test_a_rounded_copy_of_integers_is_refused():
     with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already: load it without weights='int8'"):
         quantized(int8("llama"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_device():
+    pytest.importorskip("torchao")
+    model = tiny_model("llama").cuda()
+    lm, exact = (load(model, word_tokenizer(), weights=weights) for weights in ("int8", None))
+    assert lm.fusion == "its weights are of type Int8Tensor"
+    context = [one.open(1, 2, 5, 5) for one in (lm, exact)]
+    found = []
+    for one, its in zip((lm, exact), context, strict=True):
+        one.prefill(its, [0], [[1, 2, 3]])
+        found.append(one.extend(its, torch.tensor([[4, 5]] * 2, device="cuda"), torch.tensor([2, 2], device="cuda")))
+    assert 0 < (found[0] - found[1]).abs().mean() < 0.1 * found[1].abs().mean()

@@ -89,7 +89,8 @@ class PagedLM:
         self.compiled = True
         compile_layers(self.model, self.shape.layers, self.uncompile, backend)
         # In the state in which a run reads: what is compiled in another is compiled anew.
-        with torch.inference_mode(), one_thread(self.small):
+        with torch.inference_mode(), one_thread(self.small), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")  # of its caches, nothing that a user could mend
             for rows, steps in ((ROWS, TOKENS), (ROWS, 1), (1, TOKENS), (1, 1)):
                 if self.compiled is True:
                     context = self.open(rows, 1, 0, steps)
