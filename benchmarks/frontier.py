@@ -172,7 +172,7 @@ def picture(data: dict, path: Path) -> None:
     for marker, name in [("s", "exact"), *(names[s] for s in names if s in shown)]:
         axes.plot([], [], marker, color="0.4", ls="", label=name)
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.set_ylim(-0.15, None)
+    axes.set_ylim(-0.15, 2 * max(row["bound"][0] for row in data["rows"]))
     axes.set_xlabel("tokens per forward of the target (large marks: K = 8, small: K = 4 or 2)")
     axes.set_ylabel(f"bound on the divergence of a text of {data['tokens']} tokens, nats")
     axes.axvline(1, color="0.6", ls="--", lw=1)

@@ -30,6 +30,7 @@ if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from benchmarks.about import about, same
+from benchmarks.round import copy_bandwidth
 from smcgen.kernels import attention, categorical, pages, philox, resample, verify
 from smcgen.kernels.gpu import attention as gpu_attention
 from smcgen.kernels.gpu import categorical as gpu_categorical
@@ -107,14 +108,6 @@ def microseconds(thunks: Sequence[Thunk], reset: Thunk | None) -> float:
         after.record()
     torch.cuda.synchronize()
     return sorted(1e3 * before.elapsed_time(after) for before, after in events)[REPLAYS // 2] / len(thunks)
-
-
-def copy_bandwidth(tiny: bool) -> float:
-    """Bytes read and written per second by a large copy on the device."""
-    size = 1 << 16 if tiny else 1 << 30
-    a, b = torch.empty(2, size, dtype=torch.uint8, device=DEVICE)
-    a.zero_()
-    return 2 * size / (1e-6 * microseconds([lambda: b.copy_(a)] * (2 if tiny else 4), None))
 
 
 def measure(case: Case, bandwidth: float, tiny: bool) -> dict:
@@ -313,7 +306,7 @@ def main() -> None:
     head = about(DEVICE, "Triton interpreted") | {"dtype": str(DTYPE).removeprefix("torch.")}
     old = json.loads(output.read_text()) if output is not None and output.exists() else {}
     rows: list[dict] = [row for row in old["rows"] if "error" not in row] if same(old, head) else []
-    bandwidth = copy_bandwidth(arguments.tiny)
+    bandwidth = copy_bandwidth()
     head["copy_bandwidth_tb_per_s"] = round(bandwidth / 1e12, 3)
     print(f"copy bandwidth {bandwidth / 1e12:.3f} TB/s; times in microseconds")
     print(f"{'kernel':18}{'shape':58}{'ours':>9}{'cached':>9}{'torch':>10}{'faster':>8}{'MB':>9}{'floor':>9}{'of copy':>9}")

@@ -44,7 +44,40 @@ def test_figures_on_the_frontier_are_those_measured():
         return found[0]
 
     text = " ".join(README.split())
-    for bits, sentence in ((8, "makes {:.1f} tokens, and keeping every draft (stars) {:.1f} at {:.1f} nats"),
+    for bits, sentence in ((8, "makes {:.1f} tokens, and keeping every draft (stars) {:.1f} at less than 0.1 nats"),
                            (4, "makes {:.1f}, and keeping every draft {:.1f} at {:.1f} nats")):  # fmt: skip
         exact, smc = row(bits, 1), row(bits, 8)
         assert sentence.format(exact["tokens_per_pass"][0], smc["tokens_per_pass"][0], smc["bound"][0]) in text
+    assert row(8, 8)["bound"][0] < 0.1
+
+
+def test_figures_of_rounds_are_those_measured():
+    results = ROOT / "benchmarks" / "results"
+    measured = json.loads((results / "round.json").read_text())
+    rows = {(row["what"], *(row.get(k) for k in ("particles", "block", "prompt", "groups"))): row for row in measured["rows"]}
+
+    def line(particles: int, block: int | str, prompt: int, groups: int) -> tuple[str, dict]:
+        plain = block == "plain decoding"
+        row = rows["plain decoding, one row" if plain else "round", particles, 8 if plain else block, prompt, groups]
+        speed = f"{row['milliseconds']:.1f} | {row['tokens_per_second']:,.0f} | {row['fraction_of_copy']:.2f}"
+        return f"| {particles} | {block} | {prompt:,} | {groups} | {speed} |", row
+
+    table = re.findall(r"^\| (\d+) \| (plain decoding|\d+) \| ([\d,]+) \| (\d+) \|.*\|$", README, re.MULTILINE)
+    assert len(table) >= 5
+    found = [line(int(n), int(k) if k.isdigit() else k, int(p.replace(",", "")), int(g)) for n, k, p, g in table]
+    for text, _ in found:
+        assert text in README
+    text = " ".join(README.split())
+    plain = found[-1][1]["tokens_per_second"]
+    other = next(row for row in measured["rows"] if row["what"] == "generate, eager")["tokens_per_second"]
+    assert f"give {found[0][1]['tokens_per_second'] / plain:.2f} times" in text
+    assert f"{plain / other:.0f} times as fast as transformers" in text
+    tables, host = (
+        rows[name, 8, 8, 256, 1]["of_unconstrained"] for name in ("avoids two strings (tables)", "JSON grammar (host)")
+    )
+    assert f"keeps {tables:.2f} of its speed" in text
+    assert f"come from the CPU, {host:.2f}" in text
+    exact = {row.get("chains"): row for row in json.loads((results / "exact_8b_cuda.json").read_text())["rows"]}
+    assert f"makes {exact[1]['speedup']:.2f} times" in text
+    assert f"{exact[8]['speedup']:.2f} times with eight" in text
+    assert max(row["verification_ms"] / row["step_ms"]["p50"] for m, row in exact.items() if m) < 0.01
