@@ -78,13 +78,13 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     bench = rounds.Bench(args.tiny or not rounds.CUDA)
-    result: dict[str, Any] = about(rounds.DEVICE) | {"copy_bandwidth": bench.bandwidth, "rows": []}
+    result: dict[str, Any] = about(rounds.DEVICE) | {"copy_bandwidth": bench.bandwidth}
     for name, setting in list(SETTINGS.items())[: args.only]:
         timed = bench.round(**{**rounds.BASE, **setting})  # also compiles what is still missing
-        row = {"what": name, **rounds.BASE, **{k: v for k, v in setting.items() if k in rounds.BASE}}
+        row = {**rounds.BASE, **{k: v for k, v in setting.items() if k in rounds.BASE}}
         with in_turn():
             row |= {"milliseconds": timed["milliseconds"]} | kernels(bench, setting)
-        result["rows"].append(row)
+        result[name] = row
         total = f"kernels {row['kernels_microseconds']:.0f} us, {row['launches']:.0f} launches"
         print(f"\n{name}: {row['milliseconds']:.2f} ms; {total}")
         for kernel in row["kernels"]:

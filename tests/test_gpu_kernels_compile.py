@@ -16,7 +16,7 @@ import math
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from smcgen.kernels.gpu import append, categorical, philox, resample
+from smcgen.kernels.gpu import append, automaton, categorical, layers, masks, philox, resample
 
 def build(kernel, types, constants, warps):
     names = kernel.arg_names
@@ -25,6 +25,7 @@ def build(kernel, types, constants, warps):
     target = GPUTarget("cuda", 90, 32)
     compiled = triton.compile(ASTSource(kernel, signature, values), target=target, options={"num_warps": warps})
     print(kernel.__name__, len(compiled.asm["cubin"]))
+    return compiled.asm["ptx"]
 
 for dtype, mask, power in (("*bf16", 2, True), ("*fp16", 1, False), ("*fp32", 0, True)):
     types = {"X": dtype, "Mask": (dtype, "*u8", "*i32")[mask], "Exponent": "*fp64" if power else dtype, "Parts": "*fp64",
@@ -55,6 +56,25 @@ for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "ki
     for n, warps, more in ((1, 1, {"N": 1}), (8, 1, {}), (1024, 8, {})) if scheme == "systematic" else ((8, 1, {}),):
         constants = {"LIMIT": 0.5 * n, "LOG_N": math.log(n), "SCHEME": scheme, "P": n, "J": min(16, n)}
         build(resample._resample, types, constants | more, warps)
+
+for again, last in ((False, True), (False, False), (True, True)):
+    types = {"Masks": "*i32", "More": "*i32", "Causes": "*i64", "Active": "*u8", "Out": "*i32", "Cause": "*i64"}
+    build(masks._joint, types, {"FIRST": int(again), "AGAIN": again, "LAST": last, "BLOCK": 1024}, 4)
+types = dict.fromkeys(("Now", "Depth", "Past", "Tokens", "Counts"), "*i64") | {"Classes": "*i32", "Following": "*i32"}
+build(automaton._walk, types | {"Out": "*fp64"}, {"STEPS": 2, "BLOCK": 128}, 4)
+
+for early in (True, False):
+    for dtype, size in (("*bf16", 2), ("*fp32", 4)):
+        types = dict.fromkeys(("X", "Weight", "Bias"), dtype)
+        numbers = {"SIZE": size, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "PDL": early}
+        for gated, splits in ((True, 1), (False, 4)):
+            out = {"Out": "*fp32" if splits > 1 else dtype}
+            constants = numbers | {"BIAS": not gated and splits == 1, "GATED": gated, "SPLITS": splits}
+            ptx = build(layers._linear, types | out, constants, 4)
+            assert ("griddepcontrol.wait" in ptx) == ("bulk.prefetch" in ptx) == early
+        types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
+        for parts in (0, 4):
+            build(layers._rms_norm, types, {"PARTS": parts, "BLOCK": 2048, "PDL": early}, 4)
 """
 
 
