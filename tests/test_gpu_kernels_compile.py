@@ -87,6 +87,7 @@ def test_they_compile(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     built = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _ in built} == {
-        *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample")
+        *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
+        *("_joint", "_walk", "_linear", "_rms_norm"),
     }
     assert all(int(size) > 1000 for _, size in built)
