@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -82,6 +84,16 @@ def test_integers_can_be_compiled(traced):
     lm = load(tiny_model("gpt2"), word_tokenizer(), weights="int8", compile=True)
     assert lm.compiled is True
     assert torch.allclose(logits(lm), logits(load(tiny_model("gpt2"), word_tokenizer(), weights="int8")), atol=1e-4)
+
+
+def test_no_pool_outlives_its_context(traced):
+    lm = load(tiny_model("gpt2"), word_tokenizer(), compile=True)
+    context = lm.open(1, 2, 5, 5)
+    lm.prefill(context, [0], [[1, 2, 3]])
+    pool = weakref.ref(context.pages)
+    del context
+    gc.collect()
+    assert pool() is None
 
 
 def test_a_layer_that_cannot_be_compiled_runs_as_it_was():

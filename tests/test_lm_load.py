@@ -186,7 +186,8 @@ class TestNames:
             refused(UsageError, "this torch sees no CUDA device", folder, device="cuda")
         lm = load(folder)
         assert load(lm) is lm
-        refused(UsageError, "is loaded already: tokenizer, device, dtype, weights and compile have no effect", lm, dtype="float32")
+        words = "is loaded already: tokenizer, device, dtype, weights and compile have no effect"
+        refused(UsageError, words, lm, dtype="float32")
 
 
 class TestModelsInMemory:

@@ -95,6 +95,8 @@ def _compiled(i: int, layer: nn.Module, run: Callable[..., Any], give_up: Callab
                 if not _of_the_compiler(error):
                     raise
                 give_up(_reason(error))  # it is raised before anything has run
+            finally:
+                _now.reading = None  # a pool must not be kept for longer than its context
         return type(layer).forward(layer, *arguments, reading=reading, **options)
 
     return forward
