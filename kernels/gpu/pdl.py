@@ -17,20 +17,24 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # Triton before 3.4
+    gdc_launch_dependents = gdc_wait = None
 
 
 @triton.jit
 def release(PDL: tl.constexpr):
     """The next kernel may be launched: it waits by itself."""
     if PDL:
-        cuda.gdc_launch_dependents()
+        gdc_launch_dependents()
 
 
 @triton.jit
 def wait(PDL: tl.constexpr):
     if PDL:
-        cuda.gdc_wait()
+        gdc_wait()
 
 
 @triton.jit
@@ -54,4 +58,4 @@ def early(x: torch.Tensor) -> dict[str, Any]:
 
 @functools.cache
 def _capable(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9 and torch.version.cuda is not None
+    return gdc_wait is not None and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
