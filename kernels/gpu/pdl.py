@@ -7,7 +7,7 @@ that kernels before it in the stream have written is there. Every program has to
 waiting for all before it.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOptionalCall=false
 
 from __future__ import annotations
 
