@@ -14,7 +14,7 @@ from smcgen.errors import UsageError
 from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
-from smcgen.target import LM, WHOLE, Factor, Target, Truncation, is_text
+from smcgen.target import EXTREME, LM, WHOLE, Factor, Target, Truncation, is_text
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
@@ -230,8 +230,8 @@ def make_plan(
     if draft_temperature is not None:
         if draft is None:
             raise UsageError("draft_temperature has no effect without a draft: name a draft model, or leave it out")
-        if not _is_number(draft_temperature) or not 0 < draft_temperature < float("inf"):
-            raise UsageError(f"draft_temperature={draft_temperature}: give a positive number")
+        if not _is_number(draft_temperature) or not 1 / EXTREME <= draft_temperature < float("inf"):
+            raise UsageError(f"draft_temperature={draft_temperature}: give a positive number, at least {1 / EXTREME:g}")
     if seed is None:
         seed = secrets.randbits(32)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:

@@ -19,6 +19,8 @@ from smcgen.errors import UsageError
 if TYPE_CHECKING:
     from smcgen.lm.base import LanguageModel
 
+EXTREME = 1e30  # of exponents, and 1 / EXTREME of temperatures: beyond it logits leave the range of float32
+
 
 class Factor:
     """Anything that can stand in a product: a language model, a potential, or a product of these."""
@@ -39,8 +41,10 @@ class Factor:
         values 0 and 1, a potential may be 0 and has no negative power, and exponent 0 would remove the factor."""
         if isinstance(exponent, bool) or not isinstance(exponent, int | float):
             return NotImplemented
-        if not math.isfinite(exponent) or exponent == 0:
-            raise UsageError(f"exponent {exponent}: give a finite number other than 0 (to drop a factor, leave it out)")
+        if not 0 < abs(exponent) <= EXTREME:
+            raise UsageError(
+                f"exponent {exponent}: give a finite number other than 0, up to {EXTREME:g} (to drop a factor, leave it out)"
+            )
         for factor, _ in self.factors():
             if factor.hard:
                 raise UsageError(
@@ -216,7 +220,7 @@ class LM(Factor):
         one (see `**`). What is left out stays as it is.
 
         Args:
-            temperature: positive; 0 is greedy decoding, for mode="exact" only.
+            temperature: at least 1e-30; 0 is greedy decoding, for mode="exact" only.
             top_k: the k likeliest tokens.
             top_p: in (0, 1], the fewest likeliest tokens that have this probability together.
             min_p: in [0, 1], tokens at least this share as likely as the likeliest.
@@ -231,9 +235,10 @@ class LM(Factor):
                 continue
             kind = int if name == "top_k" else int | float
             wrong = isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value)
-            if wrong or not low <= value <= high or (name == "top_p" and value == 0):
+            tiny = (name == "top_p" and value == 0) or (name == "temperature" and 0 < value < 1 / EXTREME)
+            if wrong or tiny or not low <= value <= high:
                 wanted = {
-                    "temperature": "a positive number (0 is greedy decoding, for mode='exact')",
+                    "temperature": "a positive number, at least 1e-30 (0 is greedy decoding, for mode='exact')",
                     "top_k": "an integer of at least 1",
                     "top_p": "a number in (0, 1]",
                     "min_p": "a number in [0, 1]",
