@@ -55,7 +55,8 @@ class Report:
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  example: {example!r}" for example in self.examples]
         if self.unfinished:
-            lines.append(f"  {self.unfinished} random texts did not end within {LONGEST} bytes")
+            texts = "random text" if self.unfinished == 1 else "random texts"
+            lines.append(f"  {self.unfinished} {texts} did not end within {LONGEST} bytes")
         if self.mask_us is not None:
             mean, high = self.mask_us
             lines.append(f"  masks: {mean:.0f} us mean, {high:.0f} us p95 ({self.masks} masks), bound in {self.bind_ms:.0f} ms")
