@@ -28,6 +28,8 @@ def check(
     """
     if examples < 0:
         raise UsageError(f"--examples {examples}: give 0 or more")
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: give 0 or more")
     existing("check", file)
     import smcgen as sg
     from smcgen.potentials.describe import describe

@@ -295,6 +295,9 @@ def test_check(run, model, tmp_path):
     assert run("check", "empty.lark", cwd=tmp_path).returncode == 3
     assert run("check", "none.lark", cwd=tmp_path).returncode == 2
     assert run("check", "s.json", "--start", "x", cwd=tmp_path).returncode == 2
+    wrong = run("check", "s.json", "--seed", "-1", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "--seed -1: give 0 or more" in wrong.stderr
 
 
 @pytest.mark.parametrize(
