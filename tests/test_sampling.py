@@ -151,6 +151,16 @@ def test_conditioning_needs_something_to_end_with():
     assert all("d" not in s.text for s in post.particles)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"draft": small}, {"draft": small, "chains": 2}, {"draft": small, "leniency": math.inf}]
+)
+def test_a_condition_that_bars_the_end_is_named_at_the_budget(options):
+    posts = sg.sample(lm * sg.contains("bbb"), ["ca"] * 40, on_budget="condition", max_tokens=4, particles=2, seed=0, **options)
+    failed = [post.failure() for post in posts if post.failed]
+    assert len(failed) > 10
+    assert {error.cause for error in failed} == {"contains('bbb')"}
+
+
 def test_a_draft_with_other_tokens_is_refused():
     other = TableLM(DRAFT.table, "other")
     other.vocabulary = type(vocabulary())("other", (b"a", b"c", b"b", b""), frozenset({END}), (END,), None)

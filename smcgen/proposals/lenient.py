@@ -19,6 +19,7 @@ from smcgen.lm.batch import Reader
 from smcgen.proposals import judged
 from smcgen.proposals.base import Drawing, World
 from smcgen.proposals.draft import DraftProposal, Step
+from smcgen.proposals.target import end_in_time
 from smcgen.smc.asked import Asked
 from smcgen.smc.chains import offspring, pick, split, widen
 from smcgen.smc.factors import text_counts
@@ -185,10 +186,7 @@ class Judgement:
         first = torch.arange(self.chains, device=active.device) == 0
         allowed, cause = world.potentials.mask((active[..., None] & first).flatten(1))
         allowed, cause = None if allowed is None else pick(allowed, self.first), pick(cause, self.first)
-        if world.ending.condition:
-            last = self.particles.length + drawing.counts == world.ending.max_tokens - 1
-            ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
-            allowed = ends if allowed is None else allowed & ends
+        allowed, cause = end_in_time(drawing, self.particles, world, active, allowed, cause)
         rows, log_p, log_z = self._target(drawing.counts, allowed, active)
         mass = log_excess(log_p, self.log_q, self.level.cost[..., -1:])
         token, law, _ = draw(mass, world.uniform(BONUS, drawing))

@@ -69,6 +69,18 @@ def allowed_next(
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """The tokens allowed next where `active`, bool [G, N, V] or None, and the potential that left none, int64 [G, N]."""
     allowed, cause = asked.mask(active)
+    return end_in_time(drawing, particles, world, active, allowed, cause)
+
+
+def end_in_time(
+    drawing: Drawing,
+    particles: Particles,
+    world: World,
+    active: torch.Tensor,
+    allowed: torch.Tensor | None,
+    cause: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """`allowed` and `cause` where only texts that end within the budget count: the last token of the budget has to end one."""
     if world.ending.condition:
         last = particles.length + drawing.counts == world.ending.max_tokens - 1
         ends = world.ending.terminating(drawing.stop_state) | ~last[..., None]
