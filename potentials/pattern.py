@@ -62,6 +62,29 @@ def terminal(pattern: str, flags: int = 0) -> str:
     return expression(list(tree), tree.state.flags)
 
 
+def occurring(pattern: str, flags: int = 0, plain: bool = False) -> str:
+    """The texts x with `re.search(pattern, x, flags)`, as a terminal expression.
+
+    Raises Inexpressible as `terminal`; anchors are possible at the beginning and the end of each top alternative. plain: for
+    look-arounds and word boundaries too (llguidance goes wrong about complements of some)."""
+    tree = parse(pattern, flags)
+    items, flags = list(tree), tree.state.flags
+    branches = items[0][1][1] if len(items) == 1 and items[0][0] is _C.BRANCH else [items]
+    lines, found = bool(flags & re.MULTILINE), []
+    for branch in map(list, branches):
+        before = after = "(?s:.)*"
+        if branch and branch[0][0] is _C.AT and branch[0][1] in BEGIN:
+            before = r"(?:(?s:.)*\n)?" if lines and branch[0][1] is _C.AT_BEGINNING else ""
+            branch = branch[1:]
+        if branch and branch[-1][0] is _C.AT and branch[-1][1] in END:
+            line = r"(?:\n(?s:.)*)?" if lines else r"\n?"  # `$` also stands before a line break at the end
+            after = line if branch[-1][1] is _C.AT_END else ""
+            branch = branch[:-1]
+        parts = [*_parser.parse(before), *branch, *_parser.parse(after)]
+        found.append(_piece(parts, flags, False) if plain else expression(parts, flags))
+    return f"({' | '.join(found)})"
+
+
 def searched(pattern: str) -> str:
     """The texts in which JSON Schema's `pattern` occurs, as a regular expression in Rust's syntax. `\\d` and `\\w` are ASCII.
 

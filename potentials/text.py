@@ -13,7 +13,7 @@ import torch
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential, Prompt
-from smcgen.potentials.pattern import ANY, Inexpressible, ranges_of, ranges_to_class, terminal, words
+from smcgen.potentials.pattern import ANY, Inexpressible, occurring, ranges_of, ranges_to_class, words
 from smcgen.potentials.regex import Regular
 from smcgen.potentials.stopping import NONE, StopTable
 from smcgen.potentials.tabled import Tabled
@@ -34,15 +34,15 @@ def choice(options: Iterable[str]) -> Regular:
 
 
 def contains(*what: Pattern) -> Regular:
-    """phi(text) = 1 if every one of `what` occurs somewhere in the text: strings, or compiled patterns."""
+    """phi(text) = 1 if every one of `what` occurs in the text: strings, or compiled patterns, as `search` finds them."""
     parts = _expressions("contains", what)
-    return Regular(_name("contains", what), " & ".join(f"({ANY} {part} {ANY})" for part in parts))
+    return Regular(_name("contains", what), " & ".join(parts))
 
 
 def avoids(*what: Pattern) -> Regular:
-    """phi(text) = 1 if none of `what` occurs anywhere in the text: strings, or compiled patterns."""
+    """phi(text) = 1 if none of `what` occurs in the text: strings, or compiled patterns, as `search` finds them."""
     parts = _expressions("avoids", what)
-    return Regular(_name("avoids", what), f"~({ANY} ({' | '.join(parts)}) {ANY})")
+    return Regular(_name("avoids", what), f"~({' | '.join(parts)})")
 
 
 def length(min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens") -> Potential:
@@ -87,17 +87,18 @@ def _count(minimum: int, maximum: int | None) -> str:
 
 
 def _expressions(name: str, what: Sequence[Pattern]) -> list[str]:
+    """For each of `what`, the texts in which it occurs."""
     if not what:
         raise UsageError(f"{name}: give at least one string or compiled pattern")
     out = []
     for part in what:
         if isinstance(part, re.Pattern) and isinstance(part.pattern, str):
             try:
-                out.append(terminal(part.pattern, part.flags))
+                out.append(occurring(part.pattern, part.flags, plain=name == "avoids"))
             except Inexpressible as error:
                 raise UsageError(f"{name} {part.pattern!r}: {error}") from None
         elif isinstance(part, str) and part:
-            out.append(words([part]))
+            out.append(f"({ANY} {words([part])} {ANY})")
         else:
             raise UsageError(f"{name}: {part!r} is no text with at least one character, and no compiled string pattern")
     return out

@@ -45,6 +45,24 @@ def test_occurrences(constraint, rule):
         assert constraint.accepts(text) == bool(rule(text)), text
 
 
+@pytest.mark.parametrize("flags", [0, re.MULTILINE, re.DOTALL])
+@pytest.mark.parametrize("pattern", ["^a", "a$", "^b|a$", "^ab$", r"\Aa\Z", "^$", "ab$|b "])
+def test_anchors_are_those_of_search(pattern, flags):
+    compiled = re.compile(pattern, flags)
+    for text in TEXTS:
+        found = compiled.search(text) is not None
+        assert contains(compiled).accepts(text) == found, text
+        assert avoids(compiled).accepts(text) != found, text
+
+
+@pytest.mark.parametrize("pattern", [r"\bab\b", "a(?!b)", "(?<=a)b", "(?<!a)b", "^(?!a)", r"\Bb"])
+def test_what_stands_around(pattern):
+    for text in TEXTS:
+        assert contains(re.compile(pattern)).accepts(text) == bool(re.search(pattern, text)), text
+    with pytest.raises(UsageError, match="look-around or word boundary"):
+        avoids(re.compile(pattern))
+
+
 @pytest.mark.parametrize(
     ("constraint", "stops"),
     [
