@@ -1,8 +1,8 @@
 """JSON Schemas whose values form a regular language, as terminal expressions: no recursion, no open objects or arrays.
 
 The language is meant to be the one that llguidance's own compiler of schemas makes: order and separators of properties,
-blanks between the parts, spellings of strings and numbers. `agrees` tries it: a schema for which the two were not found to
-agree stays with llguidance.
+blanks between the parts, spellings of strings and numbers. `agreement.agrees` tries it: a schema for which the two were not
+found to agree stays with llguidance.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ from __future__ import annotations
 import functools
 import json
 
-import numpy as np
-
-from smcgen.errors import PotentialError
-from smcgen.potentials.derivative import TooLarge, dfa
-from smcgen.potentials.engine import Engine, bytes_vocabulary
 from smcgen.potentials.expression import pieces
 from smcgen.potentials.json_formats import FORMATS
 from smcgen.potentials.json_numbers import either, integers, numbers, whole
@@ -30,7 +25,6 @@ from smcgen.potentials.pattern import (
     searched,
     words,
 )
-from smcgen.potentials.tables import Bytes, over_bytes
 
 LENGTH = 1 << 17  # characters of an expression
 QUOTE, BACKSLASH = r"\x{22}", r"\x{5C}"
@@ -179,45 +173,3 @@ def _quoted(ranges: tuple[tuple[int, int], ...]) -> str:
             letters = "".join(digit + digit.lower() if digit.isalpha() else digit for digit in digits)
             parts.append(f"{BACKSLASH}u00{high}[{letters}]")
     return either(parts) if parts else EMPTY
-
-
-@functools.lru_cache(maxsize=64)
-def agrees(expression: str, grammar: str, states: int) -> bool:
-    """Whether an expression and llguidance's grammar admit the same bytes after one text to every state of the expression's
-    automaton, and after each further byte. False too if it has more than so many states."""
-    try:
-        automaton = over_bytes(dfa(expression, states))
-    except TooLarge:
-        return False
-    try:
-        return _agree(automaton, Engine(grammar, bytes_vocabulary(), "json_schema"))
-    except PotentialError:  # a limit of the engine
-        return False
-
-
-def _agree(automaton: Bytes, engine: Engine) -> bool:
-    step, accepts = automaton.step, automaton.accepts
-    matcher, row = engine.matcher(), np.zeros((1, engine.width), np.int32)
-    seen = np.zeros(len(step), bool)
-    seen[0] = True
-    rollback, stack = -1, [(0, -1)]  # states with the byte that leads to them, -1 for none
-    while stack:
-        state, byte = stack.pop()
-        if state == rollback:
-            matcher.rollback(1)
-            continue
-        if byte >= 0:
-            if matcher.try_consume_tokens([byte]) != 1:
-                return False
-            stack.append((rollback, 0))
-        accepted = engine.fill([matcher], row, [0])[0]
-        allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[:256].astype(bool)
-        if accepted != accepts[state] or not np.array_equal(allowed, step[state] >= 0):
-            return False
-        if byte >= 0 and seen[state]:
-            continue
-        seen[state] = True
-        ascii_, (_, others) = np.flatnonzero(allowed[:128]), np.unique(step[state, 128:], return_index=True)
-        further = np.append(ascii_, others + 128)
-        stack.extend((int(after), int(b)) for after, b in zip(step[state, further], further, strict=True) if after >= 0)
-    return True

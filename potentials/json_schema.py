@@ -22,10 +22,11 @@ from referencing.exceptions import Unresolvable
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, REMEDY, Engine, Recognizer, explain
-from smcgen.potentials.json_regular import agrees, regular
+from smcgen.potentials.json_regular import regular
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
 from smcgen.potentials.tables import HASTY, PATIENT, STATE

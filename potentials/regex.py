@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,14 +12,17 @@ from llguidance import LLParserLimits
 
 from smcgen.errors import UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.derivative import TooLarge, dfa
 from smcgen.potentials.engine import ROW_ITEMS, STEP_ITEMS, Engine, Recognizer
 from smcgen.potentials.pattern import Inexpressible, terminal
 from smcgen.potentials.stops import fold
 from smcgen.potentials.tabled import tabled
-from smcgen.potentials.tables import PATIENT, STEPS
+from smcgen.potentials.tables import PATIENT, STATE, STEPS, Bytes, over_bytes
 
+COMPARED = 500  # states of an automaton that is compared with the engine before it is used: some tenths of a second
 FUEL = 10_000_000  # of the engine's lexer, for a second try: about 0.1 s
 
 
@@ -50,17 +54,34 @@ class Regular(Constraint):
         return self.name
 
     def accepts(self, text: str) -> bool:
+        if self._automaton is not None:
+            return self._automaton.reads(text.encode("utf-8", "surrogatepass"))
         return self._recognizer(text)
 
     @cached_property
     def _recognizer(self) -> Recognizer:
         return Recognizer(_grammar(self.expression), self.name)
 
+    @cached_property
+    def _automaton(self) -> Bytes | None:
+        """Our own, where the engine may be wrong: in the complement of several word boundaries it is. None if too large."""
+        if "~" in self.expression:
+            with contextlib.suppress(TooLarge):
+                return over_bytes(dfa(self.expression, STEPS // STATE))
+        return None
+
     def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
         """As every potential; where the language is small enough for tables over these tokens, the result runs on them."""
         steps = PATIENT if device.type == "cuda" else STEPS
         bound = tabled(self.name, self.accepts, self.expression, vocabulary, stops, device, steps)
-        return super().bind(vocabulary, stops, device) if bound is None else bound
+        if bound is not None:
+            return bound
+        if "~" in self.expression and agrees(self.expression, _grammar(self.expression), COMPARED) is False:
+            raise UsageError(
+                f"{self.name}: the grammar engine would get its negations wrong (word boundaries, look-arounds), and it is too "
+                "large for tables: take fewer of them, or smaller counts"
+            )
+        return super().bind(vocabulary, stops, device)
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
         grammar = _grammar(fold(self.expression, stops))

@@ -95,6 +95,15 @@ class Bytes:
     step: np.ndarray
     accepts: np.ndarray
 
+    def reads(self, text: bytes) -> bool:
+        """Whether a whole text is accepted."""
+        state = 0
+        for byte in text:
+            state = int(self.step[state, byte])
+            if state < 0:
+                return False
+        return bool(self.accepts[state])
+
 
 def over_bytes(automaton: Dfa) -> Bytes:
     """The automaton over UTF-8 of one over characters, its states first and under the same numbers. Raises TooLarge."""

@@ -254,7 +254,9 @@ def _round(weights, before: Particles, make, alpha: float, chains: int, threshol
             state.append(g)
             chance.append(math.prod(p for _, p in combination))
     rows, columns = torch.tensor(chosen), torch.arange(count)
-    blocks = Block(**{f.name: getattr(blocks, f.name)[rows, columns] for f in dataclasses.fields(blocks)})
+    blocks.hear()  # what the potentials say of the last tokens; nothing is left to be heard
+    fields = {f.name: getattr(blocks, f.name) for f in dataclasses.fields(blocks)}
+    blocks = Block(**{name: None if value is None else value[rows, columns] for name, value in fields.items()})
     after: dict = defaultdict(lambda: (0.0, 0.0))
     start = _repeat(before, torch.tensor(state))
     shares: list[torch.Tensor] = []

@@ -14,10 +14,11 @@ import smcgen as sg
 from smcgen.lm.load import load
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials import json_schema as module
+from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import BUDGET, END, STOP, Prompt
 from smcgen.potentials.check import check
 from smcgen.potentials.constraint import Constraint
-from smcgen.potentials.json_regular import agrees, regular
+from smcgen.potentials.json_regular import regular
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.regex import Regular
 from smcgen.potentials.stops import cut

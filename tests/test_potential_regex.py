@@ -252,3 +252,16 @@ def test_matchers_follow_the_rows_and_memory_is_bounded(monkeypatch, runs_on):
     assert len(state.masks) <= 40
     text = state.history.text(int(state.nodes[0])).decode()
     assert bound.finish(state, torch.tensor([0]), [text], [END]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("pattern", [r"(?s)(?!.*\bab\b).*", r"(?s)(?!.*\bb\b).*", r"(?s)(?!.*(?<!a)b).*"])
+def test_negations_with_word_boundaries(pattern, runs_on):
+    texts = ["".join(letters) for n in range(5) for letters in itertools.product("ab \n", repeat=n)]
+    potential = regex(pattern)
+    for text in texts:
+        assert potential.accepts(text) == bool(re.fullmatch(pattern, text)), text
+    if runs_on == "engine" and r"\bab\b" in pattern:  # the engine gets this complement wrong
+        with pytest.raises(UsageError, match="take fewer of them"):
+            potential.bind(BYTES, (), CPU)
+    else:
+        assert check(potential.bind(BYTES, (), CPU), BYTES, tokens=6) is None
