@@ -6,7 +6,7 @@ from pathlib import Path
 
 INTRODUCTION = """# Tutorials
 
-Notebooks on the small pair of models that ships inside, each with exercises and checked answers. They run in under a minute on
+Notebooks on the small pair of models that ships inside, each with exercises and checked answers. Each runs in under a minute on
 two cores; what is shown here are their stored outputs. To run one: `pip install -e '.[plots]' jupyterlab` in the repository and
 `OMP_NUM_THREADS=1 jupyter lab tutorials`.
 
