@@ -19,24 +19,29 @@ VOCABULARY = [b"a", b"b", b"ab", b"ba", b"", b"c"]
 STATE = ("counts", "reason", "stop_state", "history", "cause", "log_weight")
 
 
-@pytest.mark.parametrize("stops", [(), ("abb", "cc")])
-@pytest.mark.parametrize("groups", [1, 40])
-def test_many_tokens(stops, groups):
-    torch.manual_seed(0)
+def prepared(stops, shape: tuple[int, int], size: int, max_tokens: int) -> tuple[Drawing, Drawing, list[Any]]:
+    """Drawings of the same particles, on the CPU and on the device, each with its world; some of them are dead already."""
     end = torch.tensor([False] * 4 + [True, False])
     table = stop_table(VOCABULARY, stops)
-    ending = Ending(end, None if table is None else torch.from_numpy(table), 9)
-    size, shape = 8, (groups, 5)
-    particles = Particles.empty(*shape, 9, 1, torch.device("cpu"))
-    particles.restart(list(range(groups)))
+    ending = Ending(end, None if table is None else torch.from_numpy(table), max_tokens)
+    particles = Particles.empty(*shape, max_tokens, 1, torch.device("cpu"))
+    particles.restart(list(range(shape[0])))
     particles.reason[torch.rand(shape) < 0.1] = DEAD
     particles.length += torch.randint(0, 3, shape)
     steps, one = Drawing(particles, size, 1), Drawing(particles, size, 1)
     for name, value in vars(one).items():
         if isinstance(value, torch.Tensor):
             setattr(one, name, value.to(DEVICE))
-    there = Ending(end.to(DEVICE), None if ending.next_state is None else ending.next_state.to(DEVICE), 9)
-    worlds: list[Any] = [SimpleNamespace(ending=rule) for rule in (ending, there)]
+    there = Ending(end.to(DEVICE), None if ending.next_state is None else ending.next_state.to(DEVICE), max_tokens)
+    return steps, one, [SimpleNamespace(ending=rule) for rule in (ending, there)]
+
+
+@pytest.mark.parametrize("stops", [(), ("abb", "cc")])
+@pytest.mark.parametrize("groups", [1, 40])
+def test_many_tokens(stops, groups):
+    torch.manual_seed(0)
+    size, shape = 8, (groups, 5)
+    steps, one, worlds = prepared(stops, shape, size, max_tokens=9)
     seen = set()
     for _ in range(size):
         active = (steps.reason == ALIVE) & (torch.rand(shape) < 0.9)
@@ -58,20 +63,8 @@ def test_many_tokens(stops, groups):
 @pytest.mark.parametrize("size", [2, 9])
 def test_several_tokens_at_a_time(stops, groups, size):
     torch.manual_seed(1)
-    end = torch.tensor([False] * 4 + [True, False])
-    table = stop_table(VOCABULARY, stops)
-    ending = Ending(end, None if table is None else torch.from_numpy(table), 11)
     shape = (groups, 5)
-    particles = Particles.empty(*shape, 11, 1, torch.device("cpu"))
-    particles.restart(list(range(groups)))
-    particles.reason[torch.rand(shape) < 0.1] = DEAD
-    particles.length += torch.randint(0, 3, shape)
-    steps, one = Drawing(particles, size, 1), Drawing(particles, size, 1)
-    for name, value in vars(one).items():
-        if isinstance(value, torch.Tensor):
-            setattr(one, name, value.to(DEVICE))
-    there = Ending(end.to(DEVICE), None if ending.next_state is None else ending.next_state.to(DEVICE), 11)
-    worlds: list[Any] = [SimpleNamespace(ending=rule) for rule in (ending, there)]
+    steps, one, worlds = prepared(stops, shape, size, max_tokens=11)
     offered = torch.randint(0, size + 1, shape)
     tokens = torch.randint(0, len(VOCABULARY), (*shape, size))
     log_q = torch.randn(*shape, size, dtype=torch.float64)

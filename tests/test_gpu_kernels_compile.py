@@ -57,9 +57,9 @@ for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "ki
         constants = {"LIMIT": 0.5 * n, "LOG_N": math.log(n), "SCHEME": scheme, "P": n, "J": min(16, n)}
         build(resample._resample, types, constants | more, warps)
 
-for again, last in ((False, True), (False, False), (True, True)):
-    types = {"Masks": "*i32", "More": "*i32", "Causes": "*i64", "Active": "*u8", "Out": "*i32", "Cause": "*i64"}
-    build(masks._joint, types, {"FIRST": int(again), "AGAIN": again, "LAST": last, "BLOCK": 1024}, 4)
+for number, last in ((0, True), (0, False), (1, True)):
+    types = {"Mask": "*i32", "Active": "*u8", "Out": "*i32", "Cause": "*i64"}
+    build(masks._joint, types, {"NUMBER": number, "LAST": last, "BLOCK": 1024}, 4)
 types = dict.fromkeys(("Now", "Depth", "Past", "Tokens", "Counts"), "*i64") | {"Classes": "*i32", "Following": "*i32"}
 build(automaton._walk, types | {"Out": "*fp64"}, {"STEPS": 2, "BLOCK": 128}, 4)
 

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from smcgen.kernels.gpu.attention import PROGRAMS
 from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
 
 FEW = 16  # rows, from which on cuBLAS is faster
-PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
 BLOCKS = {2: (64, 128, 6), 4: (32, 64, 4)}  # by bytes of a weight: outputs and inputs of a step, steps under way
-AHEAD = {False: 256, True: 256}
+AHEAD = 256  # inputs of each output whose weights are asked for before the wait
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _few(
     Returns [1, rows, outputs] in the dtype of x, or with splits the parts of the sum, float32 [splits, rows, outputs]."""
     x = x.contiguous()
     block_n, block_k, stages = (64, 128, 4) if gated and x.element_size() == 2 else BLOCKS[x.element_size()]
-    ahead = AHEAD[gated] if x.shape[1] * x.element_size() % 16 == 0 else 0
+    ahead = AHEAD if x.shape[1] * x.element_size() % 16 == 0 else 0
     dtype = torch.float32 if splits else x.dtype
     out = torch.empty(max(1, splits), len(x), outputs, dtype=dtype, device=x.device)
     _linear[(triton.cdiv(outputs, block_n), max(1, splits))](

@@ -13,15 +13,12 @@ import triton.language as tl
 
 @triton.jit
 def _joint(
-    Masks,
-    More,
-    Causes,
+    Mask,
     Active,
     Out,
     Cause,
     words,
-    FIRST: tl.constexpr,  # the number of the mask in More, or in Masks if there is none
-    AGAIN: tl.constexpr,  # Masks is what earlier ones allow, Causes their causes, More another mask
+    NUMBER: tl.constexpr,  # of the mask; 0 begins Out and Cause, others go on from what earlier ones left there
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -32,26 +29,21 @@ def _joint(
     for start in range(0, words, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < words
-        together = tl.load(Masks + row * words + at, mask=inside, other=0)
-        bits = together
-        if AGAIN:
-            bits = tl.load(More + row * words + at, mask=inside, other=0)
-            bits = tl.where(active, bits, -1)
-            together = together & bits
-        else:
-            bits = tl.where(active, bits, -1)
-            together = bits
+        bits = tl.where(active, tl.load(Mask + row * words + at, mask=inside, other=0), -1)
+        together = bits
+        if NUMBER > 0:
+            together = bits & tl.load(Out + row * words + at, mask=inside, other=0)
         tl.store(Out + row * words + at, together, mask=inside)
         some = some | tl.where(inside, bits, 0)
         some_together = some_together | tl.where(inside, together, 0)
     none = tl.max((some != 0).to(tl.int32), 0) == 0
     none_together = tl.max((some_together != 0).to(tl.int32), 0) == 0
     cause = tl.full([], -1, tl.int64)
-    if AGAIN:
-        cause = tl.load(Causes + row)
-    cause = tl.where((cause < 0) & none, FIRST, cause)
+    if NUMBER > 0:
+        cause = tl.load(Cause + row)
+    cause = tl.where((cause < 0) & none, NUMBER, cause)
     if LAST:
-        cause = tl.where((cause < 0) & none_together, FIRST + 1, cause)
+        cause = tl.where((cause < 0) & none_together, NUMBER + 1, cause)
     tl.store(Cause + row, cause)
 
 
@@ -61,9 +53,7 @@ def joint(masks: Sequence[torch.Tensor], active: torch.Tensor) -> tuple[torch.Te
     out = torch.empty_like(masks[0], memory_format=torch.contiguous_format)
     cause = torch.empty(rows, dtype=torch.int64, device=active.device)
     for i, mask in enumerate(masks):
-        mask = mask.contiguous()
         _joint[(rows,)](
-            out if i else mask, mask, cause, active, out, cause, words,
-            FIRST=i, AGAIN=i > 0, LAST=i == len(masks) - 1, BLOCK=1024, num_warps=4,
-        )  # fmt: skip
+            mask.contiguous(), active, out, cause, words, NUMBER=i, LAST=i == len(masks) - 1, BLOCK=1024, num_warps=4
+        )
     return out, cause
