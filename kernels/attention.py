@@ -106,7 +106,7 @@ def write(
         places: what `new_places` gives, if it is at hand (a GPU needs it not).
     """
     if on_triton(key):
-        from smcgen.kernels.gpu import attention as gpu
+        from smcgen.kernels.gpu import write as gpu
 
         return gpu.write(query, key, value, keys, values, table, length, counts, rope, norms)
     into, at = places or new_places(table, length, counts, key.shape[2], keys.shape[2])

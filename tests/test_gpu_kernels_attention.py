@@ -10,6 +10,7 @@ from smcgen.kernels.layers import gated_linear, rms_norm
 
 gpu = pytest.importorskip("smcgen.kernels.gpu.attention")
 layers = pytest.importorskip("smcgen.kernels.gpu.layers")
+writing = pytest.importorskip("smcgen.kernels.gpu.write")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -101,7 +102,7 @@ def test_write(kind, dtype, heads, key_heads, dim):
         function(q, k, v, keys, values, table, length, counts, where, weights)
         return q.cpu(), keys.cpu()[1:], values.cpu()[1:]  # page 0 is scratch
 
-    for found, truth in zip(run(gpu.write, DEVICE, dtype), run(write, "cpu", torch.float32), strict=True):
+    for found, truth in zip(run(writing.write, DEVICE, dtype), run(write, "cpu", torch.float32), strict=True):
         # Queries beyond `counts` are padding.
         if found.shape[0] == groups:
             found, truth = found[0], truth[0]
