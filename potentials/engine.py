@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -31,7 +32,7 @@ TOO_LARGE = ("fuel exhausted", "too many", "too large", "too complex", "exceeds"
 REMEDY = "lower the counts of its repetitions, or leave out their upper bounds"
 SURROGATE = "not a Unicode scalar value"
 LARGE = 20_000  # characters of a grammar from which the engine's recursion may need a large stack
-PARALLEL = 8  # masks from which the engine's thread pool is worth its start
+SERIAL = 3e-4  # seconds of masks on this thread after which the engine's thread pool is worth waking for the others
 
 
 class Matcher(Protocol):
@@ -97,14 +98,15 @@ class Engine:
 
         Returns whether each text so far is accepted. Raises PotentialError at a limit of the engine."""
         stride, begin = self.width * 4, self._address(out)
-        if len(matchers) < PARALLEL or torch.get_num_threads() == 1:
-            for matcher, row in zip(matchers, rows, strict=True):
-                matcher.unsafe_compute_mask_ptr(begin + row * stride, stride)
-        else:
-            pairs = list(zip(matchers, rows, strict=True))
-            _executor(torch.get_num_threads()).unsafe_compute_mask_ptr(pairs, begin, stride, len(out))
+        pairs, until = list(zip(matchers, rows, strict=True)), time.perf_counter() + SERIAL
+        for i, (matcher, row) in enumerate(pairs, 1):
+            matcher.unsafe_compute_mask_ptr(begin + row * stride, stride)
+            # Most masks take some microseconds and a few take milliseconds: which do is seen by doing them.
+            if time.perf_counter() > until and i + 1 < len(pairs) and torch.get_num_threads() > 1:
+                _executor(torch.get_num_threads()).unsafe_compute_mask_ptr(pairs[i:], begin, stride, len(out))
+                break
         accepting = []
-        for matcher, row in zip(matchers, rows, strict=True):
+        for matcher, row in pairs:
             accepted = matcher.is_accepting()
             if matcher.is_error():
                 if DEAD_END not in (error := matcher.get_error()):
