@@ -33,6 +33,96 @@ def test_fused_layers_give_the_same_logits(monkeypatch, kind):
     assert exercise(kind) < 1e-4
 
 
+@pytest.fixture
+def triton(monkeypatch):
+    """Layers through the Triton kernels, here or on a GPU; gives the number of parts that each norm has added."""
+    gpu = pytest.importorskip("smcgen.kernels.gpu.layers")
+    monkeypatch.setattr("smcgen.kernels.layers.on_triton", lambda x: True)
+    added, rms_norm = [], gpu.rms_norm
+
+    def counting(x, weight, eps, parts=None):
+        added.append(0 if parts is None else len(parts))
+        return rms_norm(x, weight, eps, parts)
+
+    monkeypatch.setattr(gpu, "rms_norm", counting)
+    return added
+
+
+@torch.no_grad()
+def read(lm, tokens=((4, 5), (6, 7)), keep=0):
+    """Logits of `tokens` after a prompt of three."""
+    tokens = torch.tensor(tokens)
+    context = lm.open(1, len(tokens), 3, 20)
+    lm.prefill(context, [0], [[1, 2, 3]])
+    counts = torch.full((len(tokens),), tokens.shape[1])
+    context.pages.grow(counts)
+    return lm._forward(context.pages, None, tokens, counts, keep)
+
+
+def changed(lm):
+    return {name for name, module in lm.model.named_modules() if "forward" in vars(module)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": False})]
+)
+def test_every_norm_adds_what_the_layer_before_it_left(triton, kind, options):
+    lm = fused(kind, **options)
+    plain = load(tiny_model(kind, **options), word_tokenizer())
+    if kind == "qwen2":  # heads with biases exist, though transformers makes none
+        bias = torch.nn.Parameter(torch.randn(lm.model.lm_head.out_features))
+        lm.unfuse("")
+        lm.model.lm_head.bias = plain.model.lm_head.bias = bias
+        lm.fuse()
+    triton.clear()
+    logits = read(lm)
+    # Three layers with two norms each, and the last one, for the prompt and for the two tokens of two rows.
+    assert triton == [0, 1, 1, 1, 1, 1, 1] * 2
+    assert torch.allclose(logits, read(plain), atol=1e-5)
+    assert torch.allclose(read(lm, keep=1), logits[:, -1:], atol=1e-5)
+    many = [[5, 6, 7, 8, 9, 10] for _ in range(3)]  # 18 rows leave no parts
+    triton.clear()
+    assert torch.allclose(read(lm, many), read(plain, many), atol=1e-5)
+    assert triton == [0, 1, 1, 1, 1, 1, 1] + [0] * 7
+
+
+def test_a_forward_that_breaks_off_leaves_nothing(triton, monkeypatch):
+    lm = fused("llama")
+    logits = read(lm)
+
+    def breaks(*_, **__):
+        raise KeyError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm.model.base_model.norm, "forward", breaks)
+        with pytest.raises(KeyError):
+            read(lm)
+    triton.clear()
+    assert torch.equal(read(lm), logits)
+    assert triton[0] == 0
+
+
+def test_a_last_norm_of_another_kind_is_left_alone(triton):
+    lm = fused("llama")
+    plain = load(tiny_model("llama"), word_tokenizer())
+    lm.unfuse("")
+    for one in (lm, plain):
+        torch.manual_seed(0)
+        one.model.base_model.norm = torch.nn.LayerNorm(32)
+    lm.fuse()
+    assert isinstance(lm.fusion, Rope)
+    assert "model.norm" not in changed(lm)
+    assert torch.allclose(read(lm), read(plain), atol=1e-5)
+
+
+def test_unfusing_leaves_no_trace():
+    lm = fused("llama")
+    assert changed(lm) == {"model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "model.rotary_emb", "lm_head"}
+    lm.unfuse("")
+    assert changed(lm) == set()
+    assert torch.equal(read(lm), read(load(tiny_model("llama"), word_tokenizer())))
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"), [("gemma2", "layers are made of"), ("qwen3-moe", "feed-forward"), ("gpt2", "rotary")]
 )

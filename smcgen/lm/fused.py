@@ -2,8 +2,13 @@
 
 The weights of query, key and value are one matrix, those of gate and up another; rope, the normalisation of heads and the
 write into pages are one kernel; the residual is added inside the matrix products. No model is written anew: each decoder layer
-keeps its modules and gets another `forward` of the same meaning, if it is built from the parts that are known here. All others
-stay as transformers has them. `smcgen.lm.load` compares the logits before and after.
+keeps its modules and gets another `forward` of the same meaning, if it is built from the parts that are known here, and so do
+the norm behind them and the head. All others stay as transformers has them. `smcgen.lm.load` compares the logits before and
+after.
+
+A layer may leave a part of its sum to the norm that comes next (see `kernels.layers.add_linear`). What lies between is
+transformers' code, so the parts are an attribute of the tensor that the layer returns: they end with it, nothing is kept from
+one forward to another, and what the embedding returns has none.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ class FusedLayer:
     out: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
-    last: bool
+    later: bool  # whether the norm behind it adds what it leaves
 
     def forward(
         self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, reading: Reading | None = None, **_: Any
@@ -51,7 +56,7 @@ class FusedLayer:
         assert reading is not None
         rows, steps, hidden = hidden_states.shape
         residual = hidden_states.reshape(-1, hidden)
-        x = rms_norm(residual, self.input_norm, self.eps, reading.parts)
+        x = rms_norm(residual, self.input_norm, self.eps, _parts(hidden_states))
         qkv = linear(x, self.qkv, self.qkv_bias).view(rows, steps, -1, self.dim).transpose(1, 2)
         query, key, value = qkv.split([size // self.dim for size in self.sizes], 1)
         x = reading.attend(
@@ -59,9 +64,10 @@ class FusedLayer:
         )
         parts = add_linear(residual, x.reshape(rows * steps, -1), self.out)
         x = rms_norm(residual, self.output_norm, self.eps, parts)
-        # What the next layer's norm adds; after the last layer nobody would.
-        reading.parts = add_linear(residual, gated_linear(x, self.gate_up), self.down, later=not self.last)
-        return residual.view(rows, steps, hidden)
+        parts = add_linear(residual, gated_linear(x, self.gate_up), self.down, self.later)
+        made: Any = residual.view(rows, steps, hidden)
+        made.parts = parts
+        return made
 
 
 class Rope:
@@ -107,21 +113,39 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
             return "its attention has soft caps or sinks"
         if layer.self_attn.q_proj.weight.shape[0] % call["key"].shape[3] or call["key"].shape[3] != call["value"].shape[3]:
             return "its heads differ in size"
+    norm: Any = getattr(base, "norm", None)
+    head: Any = model.get_output_embeddings()
+    known_norm = _is_rms(norm)
     for i, layer in enumerate(layers):
-        layer.forward = _fused(i, layer, known[i], last=i == len(layers) - 1).forward
-    if hasattr(getattr(base, "norm", None), "variance_epsilon"):
-        base.norm.forward = partial(rms_norm, weight=base.norm.weight, eps=base.norm.variance_epsilon)
+        layer.forward = _fused(i, layer, known[i], later=known_norm or i < len(layers) - 1).forward
+    if known_norm:
+        norm.forward = partial(_norm, weight=norm.weight, eps=norm.variance_epsilon)
+    if _is_plain(head):
+        head.forward = partial(_head, weight=head.weight, bias=head.bias)
     rope = Rope(rotary, layers[0].self_attn.q_proj.weight.device, model.dtype)
     rotary.forward = rope.forward
     return rope
 
 
 def unfuse(model: Any) -> None:
-    """The layers as transformers has them."""
-    del model.base_model.rotary_emb.forward
-    vars(model.base_model.norm).pop("forward", None)
-    for layer in model.base_model.layers:
-        del layer.forward
+    """The modules as transformers has them."""
+    base = model.base_model
+    for module in (base.rotary_emb, getattr(base, "norm", None), model.get_output_embeddings(), *base.layers):
+        if module is not None:
+            vars(module).pop("forward", None)
+
+
+def _parts(x: torch.Tensor) -> torch.Tensor | None:
+    """What a fused layer has left to be added to `x`."""
+    return getattr(x, "parts", None)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(x, weight, eps, _parts(x))
+
+
+def _head(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
 def _unknown(layer: Any) -> str | None:
@@ -143,9 +167,17 @@ def _unknown(layer: Any) -> str | None:
     if any(getattr(layer.mlp, n).bias is not None for n in _MLP) or layer.self_attn.o_proj.bias is not None:
         return "its output and feed-forward matrices have biases"
     norms = [layer.input_layernorm, layer.post_attention_layernorm] + [getattr(layer.self_attn, n) for n in attention & _NORMS]
-    if any(not hasattr(norm, "variance_epsilon") or getattr(norm, "bias", None) is not None for norm in norms):
+    if not all(map(_is_rms, norms)):
         return "its norms are not root mean squares"
     return None
+
+
+def _is_plain(matrix: Any) -> bool:
+    return type(matrix) is nn.Linear and type(matrix.weight) is nn.Parameter
+
+
+def _is_rms(norm: Any) -> bool:
+    return hasattr(norm, "variance_epsilon") and getattr(norm, "bias", None) is None
 
 
 def _is_silu(activation: Any) -> bool:
@@ -153,7 +185,7 @@ def _is_silu(activation: Any) -> bool:
     return activation is not None and bool(torch.allclose(activation(x), nn.functional.silu(x)))
 
 
-def _fused(i: int, layer: Any, call: dict[str, Any], last: bool) -> FusedLayer:
+def _fused(i: int, layer: Any, call: dict[str, Any], later: bool) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     biases = [part.bias for part in projections]
@@ -175,7 +207,7 @@ def _fused(i: int, layer: Any, call: dict[str, Any], last: bool) -> FusedLayer:
         out=attention.o_proj.weight,
         gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj.weight,
-        last=last,
+        later=later,
     )
 
 
