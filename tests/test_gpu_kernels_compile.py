@@ -16,7 +16,7 @@ import math
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from smcgen.kernels.gpu import append, automaton, categorical, layers, masks, philox, resample
+from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, philox, resample
 
 def build(kernel, types, constants, warps):
     names = kernel.arg_names
@@ -57,6 +57,22 @@ for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "ki
         constants = {"LIMIT": 0.5 * n, "LOG_N": math.log(n), "SCHEME": scheme, "P": n, "J": min(16, n)}
         build(resample._resample, types, constants | more, warps)
 
+def signature(kernel, real, small=()):
+    pointers = [name for name in kernel.arg_names if name[0].isupper() and not name.isupper()]
+    return dict.fromkeys(pointers, "*i64") | dict.fromkeys(real, "*fp64") | dict.fromkeys(small, "*u8")
+
+ends = commit._put, commit._weigh, commit._measure, commit._inherit
+reals = ["NewLogP", "NewLogQ"], [], ["LogWeight", "Before", "Penalty", "LogLeft", "Score", "ChiSquare", "OutLeft"], []
+reals[1][:] = [name for name in commit._weigh.arg_names if "Log" in name] + ["SoftScale", "BlockWeight", "Soft", "Last"]
+reals[3][:] = [name for name in commit._inherit.arg_names if "Log" in name] + ["Score"]
+for kernel, real in zip(ends, reals, strict=True):
+    types = signature(kernel, real, [name for name in ("Active", "Eligible", "Go") if name in kernel.arg_names])
+    if kernel is commit._put:
+        types |= dict.fromkeys(("LogP", "LogQ", "OutLogP", "OutLogQ"), "*fp32")
+    for flag in (True, False):
+        constants = {"J": 1, "BLOCK": 256, "P": 8, "SOFT": flag, "LAST": flag, "HARD": flag, "by_models": 1, "N": 8}
+        build(kernel, types, {name: value for name, value in constants.items() if name in kernel.arg_names}, 1)
+
 for number, last in ((0, True), (0, False), (1, True)):
     types = {"Mask": "*i32", "Active": "*u8", "Out": "*i32", "Cause": "*i64"}
     build(masks._joint, types, {"NUMBER": number, "LAST": last, "BLOCK": 1024}, 4)
@@ -88,6 +104,6 @@ def test_they_compile(tmp_path):
     built = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _ in built} == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
-        *("_joint", "_walk", "_linear", "_rms_norm"),
+        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm"),
     }
     assert all(int(size) > 1000 for _, size in built)
