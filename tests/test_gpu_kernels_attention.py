@@ -1,4 +1,4 @@
-"""Triton attention, the write into pages and the small layer kernels against torch: interpreted on a CPU, compiled on a GPU."""
+"""Triton attention and the write into pages against torch: interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from smcgen.kernels.attention import new_places, paged_attention, shared_pages, write
-from smcgen.kernels.layers import gated_linear, rms_norm
 
 gpu = pytest.importorskip("smcgen.kernels.gpu.attention")
-layers = pytest.importorskip("smcgen.kernels.gpu.layers")
 writing = pytest.importorskip("smcgen.kernels.gpu.write")
 
 CUDA = torch.cuda.is_available()
@@ -110,33 +108,3 @@ def test_write(kind, dtype, heads, key_heads, dim):
     into, at = new_places(*tables, steps, page)
     assert into.tolist() == [[1, 2, 2, 2, 2], [5, 5, 0, 0, 0], [0] * 5]
     assert at[:2, :2].tolist() == [[3, 0], [2, 3]]
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("dim", [24, 64, 1100, *([4096, 14336] if CUDA else [])])
-def test_layers(dtype, dim):
-    def randn(*shape):
-        return torch.randn(*shape, device=DEVICE).to(dtype)
-
-    def whole(*tensors):
-        return [tensor.float().cpu() for tensor in tensors]
-
-    tolerance = 8 * TOLERANCE[dtype]
-    x, weight = randn(5, 2 * dim), randn(2 * dim)
-    assert error(layers.rms_norm(x, weight, 1e-5), rms_norm(*whole(x, weight), 1e-5)) < tolerance
-    parts = torch.randn(3, 5, 2 * dim, device=DEVICE)
-    truth = rms_norm(*whole(x + parts.sum(0).to(dtype), weight), 1e-5)
-    total = x + parts.sum(0)
-    assert error(layers.rms_norm(x, weight, 1e-5, parts), truth) < 2 * tolerance
-    assert error(x, total.float().cpu()) < tolerance
-    for rows in (1, 5, 16, 40):
-        x, weight, bias = randn(rows, dim), randn(2 * 72, dim) * dim**-0.5, randn(2 * 72)
-        truth = torch.nn.functional.linear(*whole(x, weight))
-        assert error(layers.gated_linear(x, weight), gated_linear(*whole(x, weight))) < tolerance
-        assert error(layers.linear(x, weight), truth) < tolerance
-        assert error(layers.linear(x, weight, bias), truth + bias.float().cpu()) < tolerance
-        parts = layers.linear_parts(x, weight)
-        assert (parts is None) == (rows > layers.FEW)
-        if parts is not None:
-            assert dim < 1024 or len(parts) > 1
-            assert error(parts.sum(0), truth) < tolerance

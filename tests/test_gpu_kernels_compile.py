@@ -82,11 +82,11 @@ build(automaton._walk, types | {"Out": "*fp64"}, {"STEPS": 2, "BLOCK": 128}, 4)
 for early in (True, False):
     for dtype, size in (("*bf16", 2), ("*fp32", 4)):
         types = dict.fromkeys(("X", "Weight", "Bias"), dtype)
-        numbers = {"SIZE": size, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "PDL": early}
-        for gated, splits in ((True, 1), (False, 4)):
+        numbers = {"SIZE": size, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "THREADS": 128, "PDL": early}
+        for gated, splits, main, rest in ((True, 1, 16, 0), (False, 4, 16, 0), (True, 1, 32, 16), (False, 2, 64, 16)):
             out = {"Out": "*fp32" if splits > 1 else dtype}
             constants = numbers | {"BIAS": not gated and splits == 1, "GATED": gated, "SPLITS": splits}
-            ptx = build(layers._linear, types | out, constants, 4)
+            ptx = build(layers._linear, types | out, constants | {"BLOCK_M": main, "REST": rest}, 4)
             assert ("griddepcontrol.wait" in ptx) == ("bulk.prefetch" in ptx) == early
         types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
         for parts in (0, 4):

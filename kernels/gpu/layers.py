@@ -1,9 +1,11 @@
 """`smcgen.kernels.layers` in Triton."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,9 +14,35 @@ import triton.language as tl
 from smcgen.kernels.gpu.attention import PROGRAMS
 from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
 
-FEW = 16  # rows, from which on cuBLAS is faster
-BLOCKS = {2: (64, 128, 6), 4: (32, 64, 4)}  # by bytes of a weight: outputs and inputs of a step, steps under way
-AHEAD = 256  # inputs of each output whose weights are asked for before the wait
+FEW = {2: 16, 4: 16}  # by bytes of a weight: rows, from which on cuBLAS is faster
+
+
+class Tiles(NamedTuple):
+    """How `_linear` goes through a matrix."""
+
+    outputs: int  # of a program
+    inputs: int  # of a step
+    stages: int  # steps under way
+    warps: int
+    splits: int = PROGRAMS  # of the inputs, at most, where parts are wanted
+    ahead: int = 256  # inputs of each output whose weights are asked for before the wait
+
+
+# By bytes of a weight, what is wanted (see `_few`), and whether rows are more than 16.
+TILES = {
+    (2, "linear", False): Tiles(64, 128, 6, 4),
+    (2, "parts", False): Tiles(64, 128, 6, 4),
+    (2, "gated", False): Tiles(64, 128, 4, 4),
+    (2, "linear", True): Tiles(64, 64, 4, 4),
+    (2, "parts", True): Tiles(128, 64, 4, 8, 4),
+    (2, "gated", True): Tiles(128, 64, 4, 8),
+    (4, "linear", False): Tiles(32, 64, 4, 4),
+    (4, "parts", False): Tiles(32, 64, 4, 4),
+    (4, "gated", False): Tiles(32, 64, 4, 4),
+    (4, "linear", True): Tiles(32, 32, 3, 4),
+    (4, "parts", True): Tiles(32, 32, 3, 4, 4),
+    (4, "gated", True): Tiles(32, 32, 3, 4),
+}
 
 
 @triton.jit
@@ -60,6 +88,26 @@ def _silu_mul(X, Out, dim, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _lines(X, first, rows, at, last, inputs, COUNT: tl.constexpr):
+    """Inputs `at` of COUNT rows from `first` on: [inputs, rows]."""
+    r = first + tl.arange(0, COUNT)
+    x = tl.load(X + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & (at < last)[None, :], other=0.0)
+    return tl.trans(x)
+
+
+@triton.jit
+def _put(Out, Bias, sums, gated, n, outputs, first, rows, split, BIAS: tl.constexpr, GATED: tl.constexpr, COUNT: tl.constexpr):
+    """Writes the sums [outputs, rows] of COUNT rows from `first` on."""
+    if GATED:
+        sums = sums * tl.sigmoid(sums) * gated
+    if BIAS:
+        sums += tl.load(Bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    r = first + tl.arange(0, COUNT)
+    out = Out + (split * rows + r).to(tl.int64)[None, :] * outputs + n[:, None]
+    tl.store(out, sums, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+
+
+@triton.jit
 def _linear(
     X,
     Weight,
@@ -72,10 +120,12 @@ def _linear(
     GATED: tl.constexpr,
     SPLITS: tl.constexpr,  # of the inputs
     BLOCK_M: tl.constexpr,
+    REST: tl.constexpr,  # rows beyond BLOCK_M; both are powers of two, so that 72 rows are 64 + 16 and not 128
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,  # inputs whose weights are asked for before the wait
     SIZE: tl.constexpr,  # bytes of a weight
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release(PDL)
@@ -83,14 +133,13 @@ def _linear(
     split = tl.program_id(1)
     size = tl.cdiv(tl.cdiv(inputs, SPLITS), BLOCK_K) * BLOCK_K
     first, last = split * size, tl.minimum(split * size + size, inputs)
-    r = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     line = n.to(tl.int64)[:, None] * inputs
     half = outputs.to(tl.int64) * inputs  # from a gate to its partner
     if PDL and AHEAD > 0:
         # One request a thread, each for a part of a line of the matrix.
-        each: tl.constexpr = AHEAD * BLOCK_N // 128
-        j = tl.arange(0, 128)
+        each: tl.constexpr = AHEAD * BLOCK_N // THREADS
+        j = tl.arange(0, THREADS)
         there = tl.program_id(0) * BLOCK_N + j * each // AHEAD
         begin = first + j * each % AHEAD
         asked = tl.where(there < outputs, tl.minimum(each, last - begin), 0) * SIZE
@@ -98,62 +147,78 @@ def _linear(
         if GATED:
             prefetch(Weight + half + there.to(tl.int64) * inputs + begin, asked)
     wait(PDL)
+    MORE: tl.constexpr = REST if REST > 0 else 1
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     gated = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    more_sums = tl.zeros([BLOCK_N, MORE], tl.float32)
+    more_gated = tl.zeros([BLOCK_N, MORE], tl.float32)
     for start in range(first, last, BLOCK_K):
         at = start + k
         inside = (n < outputs)[:, None] & (at < last)[None, :]
-        x = tl.load(X + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & (at < last)[None, :], other=0.0)
-        x = tl.trans(x)
+        x = _lines(X, 0, rows, at, last, inputs, BLOCK_M)
         w = tl.load(Weight + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         sums = tl.dot(w, x, sums, input_precision="ieee")
+        if REST > 0:
+            more_x = _lines(X, BLOCK_M, rows, at, last, inputs, REST)
+            more_sums = tl.dot(w, more_x, more_sums, input_precision="ieee")
         if GATED:
             w = tl.load(Weight + half + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
             gated = tl.dot(w, x, gated, input_precision="ieee")
-    if GATED:
-        sums = sums * tl.sigmoid(sums) * gated
-    if BIAS:
-        sums += tl.load(Bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
-    out = Out + (split * rows + r).to(tl.int64)[None, :] * outputs + n[:, None]
-    tl.store(out, sums, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+            if REST > 0:
+                more_gated = tl.dot(w, more_x, more_gated, input_precision="ieee")
+    _put(Out, Bias, sums, gated, n, outputs, 0, rows, split, BIAS, GATED, BLOCK_M)
+    if REST > 0:
+        _put(Out, Bias, more_sums, more_gated, n, outputs, BLOCK_M, rows, split, BIAS, GATED, REST)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if len(x) > FEW:
+    if not _is_few(x):
         return torch.nn.functional.linear(x, weight, bias)
-    return _few(x, weight, bias, len(weight))[0]
+    return _few("linear", x, weight, bias)[0]
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-    if len(x) > FEW:
-        return None
-    blocks = triton.cdiv(len(weight), BLOCKS[x.element_size()][0])
-    return _few(x, weight, None, len(weight), splits=max(1, min(PROGRAMS // blocks, x.shape[1] // 512)))
+    return _few("parts", x, weight) if _is_few(x) else None
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if len(x) > FEW:
+    if not _is_few(x):
         return silu_mul(torch.nn.functional.linear(x, weight))
-    return _few(x, weight, None, weight.shape[0] // 2, gated=True)[0]
+    return _few("gated", x, weight)[0]
 
 
-def _few(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, splits: int = 0, gated: bool = False
-) -> torch.Tensor:
+def _is_few(x: torch.Tensor) -> bool:
+    return len(x) <= FEW[x.element_size()]
+
+
+def _few(wanted: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """For a few rows a kernel that streams the weights, and asks for the first before it waits for x.
 
-    Returns [1, rows, outputs] in the dtype of x, or with splits the parts of the sum, float32 [splits, rows, outputs]."""
+    Returns [1, rows, outputs] in the dtype of x, or if "parts" are wanted those of the sum, float32 [splits, rows, outputs]."""
     x = x.contiguous()
-    block_n, block_k, stages = (64, 128, 4) if gated and x.element_size() == 2 else BLOCKS[x.element_size()]
-    ahead = AHEAD if x.shape[1] * x.element_size() % 16 == 0 else 0
-    dtype = torch.float32 if splits else x.dtype
-    out = torch.empty(max(1, splits), len(x), outputs, dtype=dtype, device=x.device)
-    _linear[(triton.cdiv(outputs, block_n), max(1, splits))](
-        x, weight, weight if bias is None else bias, out, len(x), outputs, x.shape[1], BIAS=bias is not None, GATED=gated,
-        SPLITS=max(1, splits), BLOCK_M=FEW, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead,
-        SIZE=x.element_size(), num_warps=4, num_stages=stages, **early(x),
+    gated, parts = wanted == "gated", wanted == "parts"
+    rows, inputs = x.shape
+    tiles = TILES[x.element_size(), wanted, rows > 16]
+    outputs = len(weight) // 2 if gated else len(weight)
+    blocks = triton.cdiv(outputs, tiles.outputs)
+    splits = max(1, min(PROGRAMS // blocks, inputs // 512, tiles.splits)) if parts else 1
+    out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
+    main, rest = _powers(rows)
+    _linear[(blocks, splits)](
+        x, weight, weight if bias is None else bias, out, rows, outputs, inputs, BIAS=bias is not None, GATED=gated,
+        SPLITS=splits, BLOCK_M=main, REST=rest, BLOCK_N=tiles.outputs, BLOCK_K=tiles.inputs,
+        AHEAD=tiles.ahead if inputs * x.element_size() % 16 == 0 else 0, SIZE=x.element_size(), THREADS=32 * tiles.warps,
+        num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
     return out
+
+
+def _powers(rows: int) -> tuple[int, int]:
+    """One power of two or two, 16 at least, that hold `rows` with the least to spare."""
+    whole = max(16, triton.next_power_of_2(rows))
+    main = whole // 2
+    rest = max(16, triton.next_power_of_2(rows - main))
+    return (main, rest) if main >= 16 and rest < main else (whole, 0)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,89 @@
+"""Triton norms and matrix products of few rows against torch: interpreted on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smcgen.kernels.layers import gated_linear, rms_norm
+
+layers = pytest.importorskip("smcgen.kernels.gpu.layers")
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+# bf16 arithmetic means nothing in the interpreter
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2} | ({torch.bfloat16: 2e-1} if CUDA else {})
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def randn(dtype, *shape):
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def whole(*tensors):
+    return [tensor.float().cpu() for tensor in tensors]
+
+
+def error(a, b):
+    return float((a.float().cpu() - b.float()).abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [48, 128, 2200, *([4096, 14336] if CUDA else [])])
+def test_norms(dtype, dim):
+    x, weight = randn(dtype, 5, dim), randn(dtype, dim)
+    assert error(layers.rms_norm(x, weight, 1e-5), rms_norm(*whole(x, weight), 1e-5)) < TOLERANCE[dtype]
+    parts = torch.randn(3, 5, dim, device=DEVICE)
+    truth = rms_norm(*whole(x + parts.sum(0).to(dtype), weight), 1e-5)
+    total = x + parts.sum(0)
+    assert error(layers.rms_norm(x, weight, 1e-5, parts), truth) < 2 * TOLERANCE[dtype]
+    assert error(x, total.float().cpu()) < TOLERANCE[dtype]
+
+
+def products(rows, dim, dtype):
+    """The largest errors of all products, and the number of parts (0: there were none)."""
+    x, weight, bias = randn(dtype, rows, dim), (torch.randn(2 * 72, dim) * dim**-0.5).to(DEVICE, dtype), randn(dtype, 2 * 72)
+    truth = torch.nn.functional.linear(*whole(x, weight))
+    errors = [
+        error(layers.gated_linear(x, weight), gated_linear(*whole(x, weight))),
+        error(layers.linear(x, weight), truth),
+        error(layers.linear(x, weight, bias), truth + bias.float().cpu()),
+    ]
+    parts = layers.linear_parts(x, weight)
+    if parts is None:
+        return max(errors), 0
+    assert parts.shape[1:] == truth.shape
+    return max(*errors, error(parts.sum(0), truth)), len(parts)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [24, 64, 1100, *([4096, 14336] if CUDA else [])])
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+def test_products(dtype, dim, rows):
+    worst, parts = products(rows, dim, dtype)
+    assert worst < TOLERANCE[dtype]
+    few = rows <= layers.FEW[dtype.itemsize]
+    assert parts > 1 if few and dim > 1024 else parts == few
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [17, 32, 40, 72, 96, *([144] if CUDA else [])])
+def test_products_of_more_rows(monkeypatch, dtype, rows):
+    monkeypatch.setattr(layers, "FEW", {2: 256, 4: 256})
+    for dim in (24, 1100, *([4096] if CUDA else [])):
+        worst, parts = products(rows, dim, dtype)
+        assert worst < TOLERANCE[dtype]
+        assert parts > 1 or dim == 24
+
+
+def test_powers_that_hold_the_rows():
+    held = [layers._powers(rows) for rows in range(1, 300)]
+    assert all(main + rest >= rows for rows, (main, rest) in enumerate(held, 1))
+    assert [held[rows - 1] for rows in (1, 16, 17, 32, 33, 40, 49, 72, 81, 96, 97, 144)] == [
+        *((16, 0), (16, 0), (32, 0), (32, 0), (32, 16), (32, 16), (64, 0)),
+        *((64, 16), (64, 32), (64, 32), (128, 0), (128, 16)),
+    ]
