@@ -33,8 +33,9 @@ class Tape(TorchDispatchMode):
         if name in ASKING or (name.startswith("index") and any(x.dtype in (torch.bool, torch.uint8) for x in given[1:])):
             raise RuntimeError(f"{name} waits for the device")
         for slot, value in zip(function._schema.arguments, arguments, strict=False):
-            if slot.alias_info is not None and slot.alias_info.is_write and isinstance(value, torch.Tensor):
-                self._keep(value)
+            if slot.alias_info is not None and slot.alias_info.is_write:
+                for x in tree_leaves(value):
+                    self._keep(x)
         result = function(*arguments, **options)
         inside = {x.untyped_storage()._cdata for x in given}
         made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
