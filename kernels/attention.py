@@ -8,6 +8,8 @@ there is a soft cap. An attention sink adds exp(sink[h]) to the denominator.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from smcgen.kernels.device import on_triton
@@ -119,6 +121,41 @@ def write(
         key = _rotate(key, cos, sin, key_norm, eps)
     keys[into, :, at] = key.transpose(1, 2).to(keys.dtype)
     values[into, :, at] = value.transpose(1, 2).to(values.dtype)
+
+
+def attend_new(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    length: torch.Tensor,
+    counts: torch.Tensor,
+    scale: float,
+    *,
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+    places: tuple[torch.Tensor, torch.Tensor] | None = None,
+    columns: int | None = None,
+    shared: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    own: int | None = None,
+) -> torch.Tensor:
+    """`write` and then `paged_attention`, with their arguments; for a few tokens a GPU does both at once.
+
+    `query` may be rotated in place or not. What padding tokens give means nothing, but it is finite."""
+    rules: dict[str, Any] = {"shared": shared, "window": window, "softcap": softcap, "sinks": sinks, "own": own}
+    if on_triton(key):
+        from smcgen.kernels.gpu import attention as gpu
+
+        if query.shape[2] <= gpu.FEW:
+            new = gpu.New(key, value, counts, rope, norms)
+            return gpu.attend(query, keys, values, table, length, scale, new=new, **rules)
+    write(query, key, value, keys, values, table, length, counts, rope, norms, places)
+    return paged_attention(query, keys, values, table, length, scale, columns=columns, **rules)
 
 
 def new_places(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smcgen.kernels.attention import new_places, paged_attention, shared_pages, write
+from smcgen.kernels.attention import attend_new, new_places, paged_attention, shared_pages, write
+from smcgen.lm.pages import CacheShape, Pages
 
 gpu = pytest.importorskip("smcgen.kernels.gpu.attention")
 writing = pytest.importorskip("smcgen.kernels.gpu.write")
@@ -108,3 +109,104 @@ def test_write(kind, dtype, heads, key_heads, dim):
     into, at = new_places(*tables, steps, page)
     assert into.tolist() == [[1, 2, 2, 2, 2], [5, 5, 0, 0, 0], [0] * 5]
     assert at[:2, :2].tolist() == [[3, 0], [2, 3]]
+
+
+def angles(dim, dtype, norms=False):
+    """Arguments `rope` and `norms` for heads of `dim`."""
+    angle = torch.randn(100, dim // 2).repeat(1, 2)
+    weights = torch.rand(2, dim).add(0.5).to(DEVICE, dtype)
+    return (angle.cos().to(DEVICE, dtype), angle.sin().to(DEVICE, dtype)), (weights[0], weights[1], 1e-5) if norms else None
+
+
+#            rope, norms, value dim, rules
+NEW_RULES = {
+    "rope": (True, False, 16, {}),
+    "norms": (True, True, 16, {"window": 24}),
+    "window": (True, False, 16, {"window": 3}),
+    "value dim": (False, False, 8, {}),
+    "softcap": (False, False, 16, {"softcap": 5.0}),
+    "sinks": (True, False, 16, {"sinks": True}),
+}
+#            steps, rule, groups, particles
+NEW_CASES = [(1, "rope", 1, 1), (2, "norms", 2, 3), (5, "rope", 2, 2), (9, "norms", 1, 2), (5, "window", 1, 1)]
+NEW_CASES += [(2, "value dim", 1, 3), (5, "softcap", 1, 2), (9, "sinks", 1, 1)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("steps", "rule", "groups", "particles"), NEW_CASES)
+def test_new_tokens(steps, rule, groups, particles, dtype):
+    """What no page holds yet: the same outputs and pages as written first, ragged, and padding is neither read nor written."""
+    has_rope, has_norms, value_dim, rules = NEW_RULES[rule]
+    heads, queries, dim = (2, 4, 16) if steps < 9 else (1, 8, 24)  # of 9 tokens two tiles of queries
+    query, keys, values, table, length = rows((groups, particles, steps, heads, queries, dim, 8, 26), dtype, value_dim)
+    rules = rules | ({"sinks": torch.randn(heads * queries, device=DEVICE)} if "sinks" in rules else {})
+    rope, norms = angles(dim, dtype, has_norms) if has_rope else (None, None)
+    count = groups * particles
+    counts = torch.tensor([steps, *torch.randint(0, steps + 1, (count - 1,)).tolist()], device=DEVICE)
+    key, value = (torch.randn(count, steps, heads, d).to(DEVICE, dtype).transpose(1, 2) for d in (dim, value_dim))
+    shared = shared_pages(table, length, groups, 8) if particles > 1 else None
+    real = (torch.arange(steps, device=DEVICE) < counts[:, None]).cpu()
+
+    def spoil(x):
+        """Padding of any content, for it must go nowhere."""
+        return x.masked_fill_(~real.to(DEVICE)[:, None, :, None], float("nan"))
+
+    q, k, v, *pools = (x.to("cpu", torch.float32, copy=True) for x in (query, key, value, keys, values))
+    rope32 = None if rope is None else (rope[0].float().cpu(), rope[1].float().cpu())
+    norms32 = None if norms is None else (norms[0].float().cpu(), norms[1].float().cpu(), norms[2])
+    plain = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
+    where = table.cpu(), length.cpu(), counts.cpu()
+    truth = attend_new(q, k, v, pools[0], pools[1], *where, 0.3, rope=rope32, norms=norms32, **plain)
+    before = query.clone()
+    for splits, common in ((None, shared), ((2, 3), shared), ((0, 1), None)):
+        new, found = gpu.New(spoil(key), spoil(value), counts, rope, norms), (keys.clone(), values.clone())
+        out = gpu.attend(query, *found, table, length, 0.3, shared=common, splits=splits, new=new, **rules)
+        assert error(out[real.to(DEVICE)], truth[real]) < 2 * TOLERANCE[dtype]
+        assert bool(out[real.to(DEVICE)].isfinite().all())
+        for pool, should in zip(found, pools, strict=True):
+            assert error(pool[1:], should[1:]) < 4 * TOLERANCE[dtype]
+        assert torch.equal(found[0][0], keys[0])  # scratch
+        assert torch.equal(query, before)
+        # Bit by bit what a write of its own leaves, but for the order of a sum.
+        first = keys.clone(), values.clone()
+        writing.write(query.clone(), key.nan_to_num(), value.nan_to_num(), *first, table, length, counts, rope, norms)
+        for pool, should in zip(found, first, strict=True):
+            assert error(pool[1:], should[1:].cpu()) <= (1e-6 if dtype == torch.float32 else 4e-3 if norms else 0)
+
+
+def test_new_tokens_after_forks():
+    """Against sums over each row's own history, over forks that leave rows inside a common page."""
+    torch.manual_seed(1)
+    heads, queries, dim, page = 2, 2, 16, 4
+    shape = CacheShape(1, heads, dim, dim, torch.float32)
+    pages = Pages.reserve(shape, 2, 3, 11, 20, torch.device(DEVICE), "a model", page)
+    (cos, sin), _ = angles(dim, torch.float32)
+    history = [(torch.zeros(heads, 0, dim), torch.zeros(heads, 0, dim)) for _ in range(6)]
+    forks = [0, 0, 0, 3, 3, 3], [1, 1, 0, 4, 3, 5], [2, 0, 1, 3, 3, 3], [0, 1, 2, 3, 4, 5]
+    for counts, fork in zip(
+        ([11, 0, 0, 10, 0, 0], [3, 1, 0, 2, 3, 3], [1, 1, 1, 0, 1, 1], [2, 5, 5, 1, 4, 5]), forks, strict=True
+    ):
+        steps, on_device = max(counts), torch.tensor(counts, device=DEVICE)
+        query, key, value = (torch.randn(6, n, steps, dim) for n in (heads * queries, heads, heads))
+        pages.grow(on_device)
+        new = gpu.New(key.to(DEVICE), value.to(DEVICE), on_device, (cos, sin), None)
+        pools = pages.keys[0], pages.values[0]
+        out = gpu.attend(query.to(DEVICE), *pools, pages.table, pages.length, 0.3, shared=pages.shared, own=pages.own, new=new)
+        pages.length.add_(on_device)
+
+        def turn(x, at):
+            left, right = x.chunk(2, -1)
+            return x * cos.cpu()[at : at + x.shape[1]] + torch.cat([-right, left], -1) * sin.cpu()[at : at + x.shape[1]]
+
+        for row, real in enumerate(counts):
+            k, v = history[row]
+            at = k.shape[1]
+            k, v = torch.cat([k, turn(key[row, :, :real], at)], 1), torch.cat([v, value[row, :, :real]], 1)
+            history[row] = k, v
+            q = turn(query[row, :, :real], at).view(heads, queries, real, dim)
+            mask = torch.ones(real, at + real, dtype=torch.bool).tril(at)
+            truth = torch.nn.functional.scaled_dot_product_attention(q, k[:, None], v[:, None], mask, scale=0.3)
+            assert real == 0 or error(out[row, :real].transpose(0, 1), truth.view(-1, real, dim)) < 1e-5
+        pages.fork(torch.tensor(fork, device=DEVICE))
+        history = [history[ancestor] for ancestor in fork]
+    assert not pages.short

@@ -4,6 +4,9 @@ The rows of a group that name the same leading pages read them once: one *piece*
 group over a part of the shared pages, another those of one row over a part of its own. Pieces are joined by their log-sum-exp
 (Dao et al., "Flash-Decoding", 2023; Zheng et al., "SGLang", 2024, for shared prefixes). The grid follows from shapes alone and
 the work from device tensors, so that a captured graph serves any length.
+
+A few new tokens are rotated by the pieces that read them: the last of a row's own pieces has their keys and values from the
+projections and writes them into their pages, a launch less than to write them first.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -11,61 +14,78 @@ the work from device tensors, so that a captured graph serves any length.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from smcgen.kernels.gpu.join import PROGRAMS, join
 from smcgen.kernels.gpu.pdl import early, release, wait
 
-PROGRAMS = 264  # two for each of the 132 processors of an H100 or H200
+FEW = 16  # new tokens of a row that pieces rotate and write by themselves; 0: a launch of its own does it always
+MORE = 1  # own pieces more than the old tokens ask for, so that the new ones have one to themselves
+
+
+class New(NamedTuple):
+    """New tokens that lie in no page yet; see `smcgen.kernels.attention.write`."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+    counts: torch.Tensor
+    rope: tuple[torch.Tensor, torch.Tensor] | None
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None
 
 
 @triton.jit
-def _join(
-    Out,
-    Lse,
-    Sinks,
-    Final,
-    total,
-    heads,
-    PIECES: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SINKS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    PDL: tl.constexpr,
+def _heads(
+    X, at, live, line, Cos, Sin, Norm, eps, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr
 ):
-    """The pieces of BLOCK_R outputs together, by their log-sum-exp. (Joined by whichever piece comes last, a launch less, they
-    took longer on an H200.)"""
-    release(PDL)
-    i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    inside = i < total
-    p = tl.arange(0, BLOCK_P)
-    wait(PDL)
-    lse = tl.load(Lse + p[:, None] * total + i[None, :], mask=(p < PIECES)[:, None] & inside[None, :], other=float("-inf"))
-    top = tl.max(lse, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    if SINKS:
-        sink = tl.load(Sinks + i % heads, mask=inside, other=0.0).to(tl.float32)
-        top = tl.maximum(top, sink)
-    mass = tl.sum(tl.exp(lse - top[None, :]), 0)
-    if SINKS:
-        mass += tl.exp(sink - top)
+    """The heads that begin at X + `at`, normalised and turned by `line` of the tables of angles, where asked."""
     d = tl.arange(0, BLOCK_D)
-    whole = inside[:, None] & (d < DIM)[None, :]
-    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for piece in tl.static_range(PIECES):  # unrolled, so that all are asked for at once
-        part = tl.load(Lse + piece * total + i, mask=inside, other=float("-inf"))
-        where = (piece * total + i).to(tl.int64)[:, None] * DIM + d[None, :]
-        sums += tl.load(Out + where, mask=whole, other=0.0) * tl.exp(part - top)[:, None]
-    result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
-    tl.store(Final + i.to(tl.int64)[:, None] * DIM + d[None, :], result, mask=whole)
+    inside = live[:, None] & (d < DIM)[None, :]
+    x = tl.load(X + at[:, None] + d[None, :], mask=inside, other=0.0)
+    if ROPE:
+        half = DIM // 2
+        other = tl.where(d < half, d + half, d - half)
+        y = tl.load(X + at[:, None] + other[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = x.to(tl.float32)
+        if NORM:
+            size = 1 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
+            x = x * size[:, None] * tl.load(Norm + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+            y = y * size[:, None] * tl.load(Norm + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        angle = line.to(tl.int64)[:, None] * DIM + d[None, :]
+        cos = tl.load(Cos + angle, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(Sin + angle, mask=inside, other=0.0).to(tl.float32)
+        x = (x * cos + tl.where(d < half, -1.0, 1.0)[None, :] * y * sin).to(X.dtype.element_ty)
+    return x
+
+
+@triton.jit
+def _add(q, k, v, keep, top, mass, sums, scale, softcap, SOFTCAP: tl.constexpr):
+    """A block of keys [BLOCK_D, n] and values [n, BLOCK_V] into the sums of each query, kept relative to `top`."""
+    score = tl.dot(q, k, input_precision="ieee") * scale
+    if SOFTCAP:
+        score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
+    score = tl.where(keep, score, float("-inf"))
+    new = tl.maximum(top, tl.max(score, 1))
+    base = tl.where(new == float("-inf"), 0.0, new)  # a query with nothing to see yet
+    p = tl.exp(score - base[:, None])
+    fade = tl.exp(top - base)
+    sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return new, mass * fade + tl.sum(p, 1), sums
 
 
 @triton.jit
 def _attend(
     Query,
+    Key,
+    Value,
+    Counts,
+    Cos,
+    Sin,
+    QueryNorm,
+    KeyNorm,
     Keys,
     Values,
     Table,
@@ -75,11 +95,19 @@ def _attend(
     Lse,
     scale,
     softcap,
+    eps,
     window,
     columns,
+    lines,  # of the tables of angles
     q_row,
     q_step,
     q_head,
+    k_row,
+    k_step,
+    k_head,
+    v_row,
+    v_step,
+    v_head,
     total,
     shared_programs,
     PARTICLES: tl.constexpr,
@@ -95,6 +123,9 @@ def _attend(
     OWN_SPLITS: tl.constexpr,
     TILES: tl.constexpr,  # of the queries of a group
     OWN_TILES: tl.constexpr,
+    NEW: tl.constexpr,  # how many new tokens lie in no page yet, rounded up to a block; 0: all lie in pages
+    ROPE: tl.constexpr,
+    NORM: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,  # one piece only: write the result
@@ -131,10 +162,14 @@ def _attend(
     step = (j // QUERIES) % STEPS
     query = head * QUERIES + j % QUERIES
     length = tl.load(Length + first).to(tl.int32)
-    last_step = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // QUERIES, STEPS - 1)
-    # What this piece reads: shared pages lie before every query of the group, own ones end at the tile's last query.
+    # What this piece reads: shared pages lie before every query of the group, own ones end at the tile's last query or, where
+    # new tokens come from elsewhere, before them.
+    if NEW:
+        ahead = 0
+    else:
+        ahead = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // QUERIES, STEPS - 1) + 1
     low = tl.where(common, 0, shared)
-    high = tl.where(common, shared, tl.minimum(length + last_step + 1, columns * PAGE))
+    high = tl.where(common, shared, tl.minimum(length + ahead, columns * PAGE))
     position = tl.load(Length + row).to(tl.int32) + step
     if WINDOW:
         seen = length + (tile * BLOCK_M) // QUERIES + 1 - window  # of a tile of one row
@@ -145,14 +180,34 @@ def _attend(
 
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_V)
-    at_query = row.to(tl.int64) * q_row + step * q_step + query * q_head
-    q = tl.load(Query + at_query[:, None] + d[None, :], mask=live[:, None] & (d < DIM)[None, :], other=0.0)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     line = Table + first.to(tl.int64) * columns
     n = tl.arange(0, BLOCK_N)
     page = tl.load(line + (begin + n) // PAGE, mask=begin + n < end, other=0)
+    at_query = row.to(tl.int64) * q_row + step * q_step + query * q_head
+    angle = tl.minimum(position, lines - 1)  # padding may stand past the end
+    q = _heads(Query, at_query, live, angle, Cos, Sin, QueryNorm, eps, DIM, BLOCK_D, ROPE, NORM)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    if NEW:
+        if (program >= shared_programs) & (split == OWN_SPLITS - 1):
+            t = tl.arange(0, NEW)
+            here = length + t
+            fresh = (t < tl.minimum(tl.load(Counts + first).to(tl.int32), STEPS)) & (here < columns * PAGE)
+            at_key = first.to(tl.int64) * k_row + t * k_step + head * k_head
+            k = _heads(Key, at_key, fresh, here, Cos, Sin, KeyNorm, eps, DIM, BLOCK_D, ROPE, NORM).to(Keys.dtype.element_ty)
+            at_value = first.to(tl.int64) * v_row + t * v_step + head * v_head
+            v_inside = fresh[:, None] & (e < VALUE_DIM)[None, :]
+            v = tl.load(Value + at_value[:, None] + e[None, :], mask=v_inside, other=0.0).to(Values.dtype.element_ty)
+            if tile == 0:  # one program for each row and head
+                place = tl.load(line + here // PAGE, mask=fresh, other=0).to(tl.int64)
+                place = (place * HEADS + head) * PAGE + here % PAGE
+                tl.store(Keys + place[:, None] * DIM + d[None, :], k, mask=fresh[:, None] & (d < DIM)[None, :])
+                tl.store(Values + place[:, None] * VALUE_DIM + e[None, :], v, mask=v_inside)
+            keep = fresh[None, :] & (t[None, :] <= step[:, None])
+            if WINDOW:
+                keep = keep & (t[None, :] > step[:, None] - window)
+            top, mass, sums = _add(q, tl.trans(k), v, keep, top, mass, sums, scale, softcap, SOFTCAP)
     for start in range(begin, end, BLOCK_N):
         at = start + n
         real = at < end
@@ -162,20 +217,10 @@ def _attend(
         k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
         # Values are asked for with the keys: where a piece is one block, waiting for memory is all there is.
         v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        if SOFTCAP:
-            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
         keep = real[None, :] & (at[None, :] <= position[:, None])
         if WINDOW:
             keep = keep & (at[None, :] > position[:, None] - window)
-        score = tl.where(keep, score, float("-inf"))
-        new = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)  # a query with nothing to see yet
-        p = tl.exp(score - base[:, None])
-        fade = tl.exp(top - base)
-        mass = mass * fade + tl.sum(p, 1)
-        sums = sums * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        top = new
+        top, mass, sums = _add(q, k, v, keep, top, mass, sums, scale, softcap, SOFTCAP)
     out = ((row * STEPS + step) * HEADS * QUERIES + query).to(tl.int64)
     inside = live[:, None] & (e < VALUE_DIM)[None, :]
     result = sums / tl.where(mass == 0, 1.0, mass)[:, None]
@@ -201,6 +246,7 @@ def attend(
     sinks: torch.Tensor | None = None,
     own: int | None = None,
     splits: tuple[int, int] | None = None,
+    new: New | None = None,
 ) -> torch.Tensor:
     """`smcgen.kernels.attention.paged_attention` on a GPU.
 
@@ -208,6 +254,8 @@ def attend(
         shared: int [groups], leading pages that all rows of a group name alike and all have filled; None: nothing is shared.
         own: see there.
         splits: pieces of the shared pages and of each row's own; default by shape.
+        new: the new tokens if they lie in no page yet, at most `FEW`; they do afterwards, as by `write`, but for padding, which
+            goes nowhere. `query` stays as it is.
     """
     rows, heads, steps, dim = query.shape
     key_heads, page, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
@@ -226,6 +274,8 @@ def attend(
         span = columns * page
         own = span if particles == 1 or own is None else min(own, span)
         splits = _splits(span, own, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
+        if new is not None:
+            splits = splits[0], splits[1] + MORE
     elif particles == 1:
         splits = 0, splits[1]
     pieces, total = sum(splits), rows * steps * heads
@@ -234,8 +284,20 @@ def attend(
     out = final if direct else torch.empty(pieces, total, value_dim, dtype=torch.float32, device=query.device)
     lse = final if direct else torch.empty(pieces, total, dtype=torch.float32, device=query.device)
     common = groups * splits[0] * tiles if splits[0] else 0
+    key, value, counts, rope, norms = new or (query, query, length, None, None)
+    if key.stride(3) != 1 or value.stride(3) != 1:
+        key, value = key.contiguous(), value.contiguous()
+    cos, sin = rope or (query, query)
+    query_norm, key_norm, eps = norms or (query, query, 0.0)
     _attend[(key_heads, common + rows * splits[1] * own_tiles)](
         query,
+        key,
+        value,
+        counts,
+        cos,
+        sin,
+        query_norm,
+        key_norm,
         keys,
         values,
         table,
@@ -245,11 +307,13 @@ def attend(
         lse,
         scale,
         softcap or 0.0,
+        eps,
         window or 0,
         columns,
-        query.stride(0),
-        query.stride(2),
-        query.stride(1),
+        cos.shape[0],
+        *(query.stride(0), query.stride(2), query.stride(1)),
+        *(key.stride(0), key.stride(2), key.stride(1)),
+        *(value.stride(0), value.stride(2), value.stride(1)),
         total,
         common,
         PARTICLES=particles,
@@ -265,6 +329,9 @@ def attend(
         OWN_SPLITS=splits[1],
         TILES=tiles,
         OWN_TILES=own_tiles,
+        NEW=0 if new is None else max(16, triton.next_power_of_2(steps)),
+        ROPE=rope is not None,
+        NORM=norms is not None,
         SOFTCAP=softcap is not None,
         WINDOW=window is not None,
         DIRECT=direct,
@@ -275,23 +342,7 @@ def attend(
         **early(query),
     )
     if not direct:
-        block_r = 1 if total <= 4 * PROGRAMS else 4
-        _join[(triton.cdiv(total, block_r),)](
-            out,
-            lse,
-            lse if sinks is None else sinks,
-            final,
-            total,
-            heads,
-            PIECES=pieces,
-            BLOCK_P=triton.next_power_of_2(pieces),
-            DIM=value_dim,
-            BLOCK_D=block_v,
-            SINKS=sinks is not None,
-            BLOCK_R=block_r,
-            num_warps=4,
-            **early(query),
-        )
+        join(out, lse, sinks, final, total, heads)
     return final
 
 
@@ -302,6 +353,6 @@ def _splits(span: int, own: int, own_programs: int, programs: int) -> tuple[int,
         span, own: tokens that a row has room for, and those of them that are no other row's.
         own_programs, programs: for each piece of rows and of groups; `programs` is 0 if nothing is shared."""
     if programs == 0:
-        return 0, min(16, max(1, span // 128), max(1, PROGRAMS // own_programs))
+        return 0, min(16, max(1, span // 64), max(1, PROGRAMS // own_programs))
     shared = min(16, max(1, span // 64), max(1, PROGRAMS // programs))
     return shared, min(4, max(1, own // 256), max(1, PROGRAMS // own_programs))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from smcgen.kernels.attention import paged_attention, write
+from smcgen.kernels.attention import attend_new
 from smcgen.lm.pages import Pages
 
 NAME = "smcgen_paged"  # under a name without a mask function, transformers builds no mask
@@ -58,14 +58,19 @@ class Reading:
 
         `rope` and `norms` as in `smcgen.kernels.attention.write`, for queries and keys that are not rotated yet."""
         keys, values = self.pages.keys[layer], self.pages.values[layer]
-        write(query, key, value, keys, values, self.table, self.length, self.counts, rope, norms, self.places)
-        return paged_attention(
+        return attend_new(
             query,
+            key,
+            value,
             keys,
             values,
             self.table,
             self.length,
+            self.counts,
             scale,
+            rope=rope,
+            norms=norms,
+            places=self.places,
             columns=self.columns,
             shared=self.shared,
             window=window,
