@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from smcgen.kernels.attention import shared_pages
 from smcgen.kernels.device import on_triton
 
 MOST_ROWS = 1024  # that one program of a kernel holds
@@ -93,20 +94,31 @@ def grow(
     return torch.where(copied, source, 0), target, short
 
 
-def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancestors: Sequence[torch.Tensor]) -> None:
-    """In place: row r of each table and of its lengths becomes what row ancestors[r] was. For one model or two, whose rows may
-    differ in number.
+def fork(table: torch.Tensor, length: torch.Tensor, shared: torch.Tensor, ancestors: torch.Tensor, page: int) -> None:
+    """In place: row r of the table and of the lengths becomes what row ancestors[r] was.
 
     Args:
-        tables: int64 [rows, columns].  lengths: int64 [rows].  ancestors: int64 [rows], any map of rows to rows.
+        table: int64 [rows, columns].  length: int64 [rows].
+        shared: int64 [groups], set to the leading pages that all rows of a group name alike and have filled.
+        ancestors: int64 [rows], any map of rows to rows of the same group, or to rows that are their own ancestors.
     """
-    if on_triton(tables[0]) and len(tables) <= 2 and all(len(table) <= MOST_ROWS for table in tables):
+    if on_triton(table) and len(table) // len(shared) <= MOST_ROWS:
         from smcgen.kernels.gpu import pages as gpu
 
-        return gpu.fork(tables, lengths, ancestors)
-    for table, length, rows in zip(tables, lengths, ancestors, strict=True):
-        table.copy_(table[rows])
-        length.copy_(length[rows])
+        return gpu.fork(table, length, shared, ancestors, page)
+    table.copy_(table[ancestors])
+    length.copy_(length[ancestors])
+    shared.copy_(shared_pages(table, length, len(shared), page))
+
+
+def trim(length: torch.Tensor, shared: torch.Tensor, keep: torch.Tensor, page: int) -> None:
+    """In place: row r holds `keep[r]` tokens, int64 [rows], of what it held; no group shares more pages than are full."""
+    if on_triton(length) and len(length) // len(shared) <= MOST_ROWS:
+        from smcgen.kernels.gpu import pages as gpu
+
+        return gpu.trim(length, shared, keep, page)
+    length.copy_(keep)
+    shared.copy_(torch.minimum(shared, keep.view(len(shared), -1).amin(1) // page))
 
 
 def copy_pools(pools: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

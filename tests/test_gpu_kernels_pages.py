@@ -176,27 +176,57 @@ def test_what_is_written_is_what_is_read(device):
 
 
 @DEVICES
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 7), (13, 300), (70, 90)])
-def test_forks_of_two_models(rows, columns, device):
-    """Any map of rows to rows, permutations and chains of copies included, for tables of different sizes."""
-    random = torch.Generator().manual_seed(rows)
-    for count in (1, 2):
-        shapes = [(rows, columns), (2 * rows + 1, columns + 3)][:count]
-        tables = [torch.randint(0, 999, shape, generator=random) for shape in shapes]
-        lengths = [torch.randint(0, 99, shape[:1], generator=random) for shape in shapes]
-        for kind in ("permutation", "any"):
-            ancestors = [
-                torch.randperm(n, generator=random) if kind == "permutation" else torch.randint(0, n, (n,), generator=random)
-                for n, _ in shapes
-            ]
-            want = [[x.clone() for x in xs] for xs in (tables, lengths)]
-            got = [[x.clone().to(device) for x in xs] for xs in (tables, lengths)]
-            reference.fork(*want, ancestors)
-            gpu.fork(*got, [x.to(device) for x in ancestors])
-            for i in range(count):
-                assert torch.equal(want[0][i], tables[i][ancestors[i]])
-                for a, b in zip(got, want, strict=True):
-                    assert torch.equal(a[i].cpu(), b[i])
+@pytest.mark.parametrize(
+    ("groups", "particles", "columns", "page"), [(1, 1, 1, 4), (3, 4, 7, 3), (2, 13, 300, 16), (1, 70, 90, 1)]
+)
+def test_forks_and_trims(groups, particles, columns, page, device):
+    """Any map of rows to rows of their group, permutations and chains of copies included; groups begin with pages in common,
+    some with all of them."""
+    random = torch.Generator().manual_seed(columns)
+    rows = groups * particles
+    group = (torch.arange(rows) // particles)[:, None]
+    seen = set()
+    for kind in ("permutation", "any", "one", "none in common"):
+        alike = 0 if kind == "none in common" else int(torch.randint(0, columns + 1, (1,), generator=random))
+        own = torch.randint(1000, 9999, (rows, columns), generator=random)
+        table = torch.where(torch.arange(columns) < alike, 1 + group * columns + torch.arange(columns), own)
+        length = torch.randint(columns * page // 2, columns * page + 1, (rows,), generator=random)
+        chosen = {
+            "permutation": torch.cat([torch.randperm(particles, generator=random) for _ in range(groups)]),
+            "one": torch.zeros(rows, dtype=torch.int64),
+        }.get(kind, torch.randint(0, particles, (rows,), generator=random))
+        ancestors = group[:, 0] * particles + chosen
+        keep = (length[ancestors] - torch.randint(0, 2 * page, (rows,), generator=random)).clamp(min=0)
+        want = [x.clone() for x in (table, length, torch.full((groups,), 99))]
+        got = [x.clone().to(device) for x in want]
+        reference.fork(*want, ancestors, page)
+        gpu.fork(*got, ancestors.to(device), page)
+        assert torch.equal(want[0], table[ancestors])
+        named = reference.named(want[0], want[1], page)
+        assert torch.equal(got[0].cpu()[named], want[0][named])
+        for trimmed in (False, True):
+            if trimmed:
+                reference.trim(*want[1:], keep, page)
+                gpu.trim(*got[1:], keep.to(device), page)
+            assert torch.equal(got[1].cpu(), want[1])
+            assert torch.equal(got[2].cpu(), want[2])
+            seen.update(want[2].tolist())
+    assert columns == 1 or (0 in seen and max(seen) > 0)
+
+
+@DEVICES
+def test_a_fork_across_groups_onto_rows_that_stay(device):
+    """As a prompt that several groups begin with: one row has read it."""
+    table, length = torch.arange(1, 19).view(6, 3), torch.tensor([5, 0, 0, 0, 4, 2])
+    ancestors = torch.tensor([0, 0, 0, 0, 4, 4])
+    want = [table.clone(), length.clone(), torch.zeros(2, dtype=torch.int64)]
+    got = [x.to(device) for x in (table, length, torch.zeros(2, dtype=torch.int64))]
+    reference.fork(*want, ancestors, 2)
+    gpu.fork(*got, ancestors.to(device), 2)
+    named = reference.named(want[0], want[1], 2)
+    assert torch.equal(got[0].cpu()[named], want[0][named])
+    assert got[1].tolist() == want[1].tolist() == [5, 5, 5, 5, 4, 4]
+    assert got[2].tolist() == want[2].tolist() == [2, 0]
 
 
 @pytest.mark.gpu
@@ -213,15 +243,16 @@ def test_a_round_of_moves_in_a_graph():
             torch.arange(rows, device=device),  # ancestors
             torch.randn(2, pages, 2, page, 8, generator=torch.Generator().manual_seed(1)).to(device),
             torch.zeros((), dtype=torch.bool, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),  # shared pages
         ]
         for device in ("cuda", "cpu")
     )
 
-    def moves(table, length, counts, ancestors, keys, short):
+    def moves(table, length, counts, ancestors, keys, short, shared):
         source, target, _ = reference.grow(table, length, counts, page, pages, short)
         reference.copy_pools([keys, keys.clone()], [source] * 2, [target] * 2)
         length += counts
-        reference.fork([table], [length], [ancestors])
+        reference.fork(table, length, shared, ancestors, page)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -241,7 +272,9 @@ def test_a_round_of_moves_in_a_graph():
             buffers[3].copy_(ancestors)
         graph.replay()
         moves(*want)
-        for a, b in zip(ours, want, strict=True):
+        named = reference.named(want[0], want[1], page)
+        assert torch.equal(ours[0].cpu()[named], want[0][named])
+        for a, b in zip(ours[1:], want[1:], strict=True):
             assert torch.equal(a.cpu(), b)
 
 

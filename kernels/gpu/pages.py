@@ -1,4 +1,4 @@
-"""Page moves in Triton: `grow`, the forks of one or two models, and all their page copies are one launch each.
+"""Page moves in Triton: `grow`, a fork, a trim, and the page copies of one model or two are one launch each.
 
 `grow` runs in a single program, for what it decides is one decision about all rows; its shape is the shape of the table, and
 what it reads on the device decides only how far its loops run.
@@ -158,41 +158,59 @@ def grow(
 
 
 @triton.jit
-def _fork_columns(Table, Length, Ancestors, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """All rows of some columns, which no other program touches: all are read before any is written."""
-    row, block = tl.arange(0, ROWS), tl.program_id(0)
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
-    real = row < rows
-    inside = real[:, None] & (column < columns)[None, :]
-    source = tl.load(Ancestors + row, mask=real, other=0)
-    names = tl.load(Table + source[:, None] * stride + column[None, :], mask=inside, other=0)
+def _fork(
+    Table, Length, Shared, Ancestors, particles, columns, stride,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per group, column by column: all rows are read before any is written."""
+    group = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    real, at = row < particles, group * particles + row
+    source = tl.load(Ancestors + at, mask=real, other=0)
     length = tl.load(Length + source, mask=real, other=0)
+    head = tl.load(Ancestors + group * particles)
+    full = tl.min(tl.where(real, length, 1 << 62), 0) // PAGE
+    named = tl.minimum((tl.max(length, 0) + PAGE - 1) // PAGE, columns)
+    shared = full * 0
+    for start in range(0, named, COLUMNS):
+        inside = real[:, None] & (start + column < named)[None, :]
+        names = tl.load(Table + source[:, None] * stride + (start + column)[None, :], mask=inside, other=0)
+        first = tl.load(Table + head * stride + start + column, mask=start + column < named, other=0)
+        tl.debug_barrier()
+        tl.store(Table + at[:, None] * stride + (start + column)[None, :], names, mask=inside)
+        differs = tl.max(tl.where(inside & (names != first[None, :]), 1, 0), 0)
+        alike = tl.min(tl.where((differs == 0) & (start + column < full), COLUMNS, column), 0)
+        shared += tl.where(shared == start, alike, 0)
     tl.debug_barrier()
-    tl.store(Table + row[:, None] * stride + column[None, :], names, mask=inside)
-    if block == 0:  # the others have read for nothing
-        tl.store(Length + row, length, mask=real)
+    tl.store(Length + at, length, mask=real)
+    tl.store(Shared + group, shared)
+
+
+def fork(table: torch.Tensor, length: torch.Tensor, shared: torch.Tensor, ancestors: torch.Tensor, page: int) -> None:
+    """`smcgen.kernels.pages.fork`, in one launch; entries of the table that no row names stay as they are."""
+    particles, columns = len(table) // len(shared), table.shape[1]
+    padded = triton.next_power_of_2(particles)
+    width = min(triton.next_power_of_2(columns), max(1, 4096 // padded))
+    _fork[(len(shared),)](
+        table, length, shared, ancestors, particles, columns, table.stride(0),
+        PAGE=page, ROWS=padded, COLUMNS=width, num_warps=4 if padded < 64 else 8,
+    )  # fmt: skip
 
 
 @triton.jit
-def _fork(
-    Table0, Table1, Length0, Length1, Ancestors0, Ancestors1, rows0, rows1, columns0, columns1, stride0, stride1,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    if tl.program_id(1) == 0:
-        _fork_columns(Table0, Length0, Ancestors0, rows0, columns0, stride0, ROWS, COLUMNS)
-    else:
-        _fork_columns(Table1, Length1, Ancestors1, rows1, columns1, stride1, ROWS, COLUMNS)
+def _trim(Length, Shared, Keep, particles, PAGE: tl.constexpr, ROWS: tl.constexpr):
+    """One program per group."""
+    group = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    keep = tl.load(Keep + group * particles + row, mask=row < particles, other=1 << 62)
+    tl.store(Length + group * particles + row, keep, mask=row < particles)
+    tl.store(Shared + group, tl.minimum(tl.load(Shared + group), tl.min(keep, 0) // PAGE))
 
 
-def fork(tables: Sequence[torch.Tensor], lengths: Sequence[torch.Tensor], ancestors: Sequence[torch.Tensor]) -> None:
-    """`smcgen.kernels.pages.fork` for one model or two, in one launch."""
-    both = [list(x) * (3 - len(tables)) for x in (tables, lengths, ancestors)]
-    rows, columns, strides = zip(*((*table.shape, table.stride(0)) for table in both[0]), strict=True)
-    padded = triton.next_power_of_2(max(rows))
-    width = min(triton.next_power_of_2(max(columns)), max(1, 4096 // padded))
-    _fork[(triton.cdiv(max(columns), width), len(tables))](
-        *both[0], *both[1], *both[2], *rows, *columns, *strides, ROWS=padded, COLUMNS=width, num_warps=4 if padded < 64 else 8
-    )  # fmt: skip
+def trim(length: torch.Tensor, shared: torch.Tensor, keep: torch.Tensor, page: int) -> None:
+    """`smcgen.kernels.pages.trim`, in one launch."""
+    particles = len(length) // len(shared)
+    _trim[(len(shared),)](length, shared, keep, particles, PAGE=page, ROWS=triton.next_power_of_2(particles), num_warps=4)
 
 
 @triton.jit

@@ -38,6 +38,8 @@ class Reader:
         self.context = lm.open(copies * groups, particles, prompt_tokens, new_tokens, isolate)
         self.prompt_length = torch.ones(copies, groups, 1, dtype=torch.int64, device=lm.device)
         self.prompt_last = torch.zeros(copies, groups, 1, dtype=torch.int64, device=lm.device)
+        first = torch.arange(0, copies * groups * particles, particles, device=lm.device)
+        self.first = first.view(copies, groups, 1)  # row of each group's first particle
         self.broken = torch.zeros((), dtype=torch.bool, device=lm.device)  # a NaN was seen
 
     def admit(self, groups: Sequence[int], prompts: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -88,9 +90,7 @@ class Reader:
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """Particle n of each group becomes a copy of particle `ancestors[g, n]`, int64 [groups, particles]."""
-        copies, groups, particles = self.shape
-        first = torch.arange(copies * groups, device=ancestors.device).view(copies, groups, 1) * particles
-        self.lm.fork(self.context, (first + ancestors).flatten())
+        self.lm.fork(self.context, (self.first + ancestors).flatten())
 
     def watch(self, log_prob: torch.Tensor, used: torch.Tensor) -> None:
         """Remembers, without waiting for the device, whether a number that was used is NaN."""

@@ -13,7 +13,6 @@ import torch
 
 from smcgen.errors import ModelError
 from smcgen.kernels import pages as kernel
-from smcgen.kernels.attention import shared_pages
 
 PAGE = 16  # tokens
 
@@ -103,14 +102,12 @@ class Pages:
         kernel.copy_pools([self.keys, self.values], [source, source], [target, target])
 
     def fork(self, ancestors: torch.Tensor) -> None:
-        """Row r names what row ancestors[r] names. No data moves."""
-        kernel.fork([self.table], [self.length], [ancestors])
-        self.shared.copy_(shared_pages(self.table, self.length, len(self.shared), self.page))
+        """Row r names what row ancestors[r] names (see `kernels.pages.fork`). No data moves."""
+        kernel.fork(self.table, self.length, self.shared, ancestors, self.page)
 
     def trim(self, lengths: torch.Tensor) -> None:
         """Row r keeps its first `lengths[r]` tokens; the page it then ends in may become its own."""
-        self.length.copy_(lengths)
-        self.shared.copy_(torch.minimum(self.shared, lengths.view(len(self.shared), -1).amin(1) // self.page))
+        kernel.trim(self.length, self.shared, lengths, self.page)
 
     def in_use(self) -> int:
         """Pages that some row names."""
