@@ -22,6 +22,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, parts: torch.Ten
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
+def embed_norm(into: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Writes the lines `tokens` int64 [rows] of `table` [size, dim] to `into` [rows, dim]; returns `rms_norm` of that.
+
+    Tokens below 0 and from `size` on stand for the first and the last."""
+    if on_triton(into):
+        from smcgen.kernels.gpu import layers as gpu
+
+        return gpu.embed_norm(into, tokens, table, weight, eps)
+    return rms_norm(into.copy_(table[tokens.clamp(0, len(table) - 1)]), weight, eps)
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + bias: [rows, inputs], [outputs, inputs], [outputs] -> [rows, outputs]."""
     if on_triton(x):

@@ -91,6 +91,8 @@ for early in (True, False):
         types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
         for parts in (0, 4):
             build(layers._rms_norm, types, {"PARTS": parts, "BLOCK": 2048, "PDL": early}, 4)
+        types = dict.fromkeys(("Table", "Weight", "Into", "Out"), dtype) | {"Tokens": "*i64", "eps": "fp32"}
+        build(layers._embed_norm, types, {"BLOCK": 2048, "PDL": early}, 4)
 """
 
 
@@ -104,6 +106,6 @@ def test_they_compile(tmp_path):
     built = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _ in built} == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
-        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm"),
+        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm"),
     }
     assert all(int(size) > 1000 for _, size in built)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smcgen.kernels.layers import gated_linear, rms_norm
+from smcgen.kernels.layers import embed_norm, gated_linear, rms_norm
 
 layers = pytest.importorskip("smcgen.kernels.gpu.layers")
 
@@ -42,6 +42,18 @@ def test_norms(dtype, dim):
     total = x + parts.sum(0)
     assert error(layers.rms_norm(x, weight, 1e-5, parts), truth) < 2 * TOLERANCE[dtype]
     assert error(x, total.float().cpu()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [48, 2200])
+def test_lines_of_a_table_and_their_norms(dtype, dim):
+    table, weight = randn(dtype, 30, dim), randn(dtype, dim)
+    tokens = torch.tensor([[3, 0, 9], [29, 1, 9], [7, 2, 9], [-5, 3, 9], [30, 4, 9], [2**40, 5, 9]], device=DEVICE)[:, 0]
+    lines = table[[3, 29, 7, 0, 29, 29]]
+    for embed in (layers.embed_norm, embed_norm):
+        into = torch.empty_like(lines)
+        assert error(embed(into, tokens, table, weight, 1e-5), rms_norm(*whole(lines, weight), 1e-5)) < TOLERANCE[dtype]
+        assert torch.equal(into, lines)
 
 
 def products(rows, dim, dtype):

@@ -59,21 +59,58 @@ def _rms_norm(X, Parts, Weight, Out, dim, eps, PARTS: tl.constexpr, BLOCK: tl.co
             total += tl.load(Parts + (part * tl.num_programs(0) + row) * dim + d, mask=d < dim, other=0.0)
         x = total.to(x.dtype)
         tl.store(X + row * dim + d, x, mask=d < dim)
+    _put_norm(Out + row * dim + d, x, weight, d, dim, eps)
+
+
+@triton.jit
+def _put_norm(out, x, weight, d, dim, eps):
     y = x.to(tl.float32)
     y = y * (1 / tl.sqrt(tl.sum(y * y, 0) / dim + eps))
     # rounded before the weight is applied, as the models themselves do
-    tl.store(Out + row * dim + d, y.to(Out.dtype.element_ty).to(tl.float32) * weight.to(tl.float32), mask=d < dim)
+    tl.store(out, y.to(out.dtype.element_ty).to(tl.float32) * weight.to(tl.float32), mask=d < dim)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, parts: torch.Tensor | None = None) -> torch.Tensor:
     x = x.contiguous()
     dim = x.shape[-1]
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(dim)
     _rms_norm[(x.numel() // dim,)](
-        x, x if parts is None else parts, weight, out, dim, eps, PARTS=0 if parts is None else len(parts), BLOCK=block,
-        num_warps=min(16, max(1, block // 512)), **early(x),
-    )  # fmt: skip
+        x,
+        x if parts is None else parts,
+        weight,
+        out,
+        dim,
+        eps,
+        PARTS=0 if parts is None else len(parts),
+        **_line(dim),
+        **early(x),
+    )
+    return out
+
+
+def _line(dim: int) -> dict[str, int]:
+    block = triton.next_power_of_2(dim)
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
+
+
+@triton.jit
+def _embed_norm(Tokens, Table, Weight, Into, Out, stride, size, dim, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    release(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    weight = tl.load(Weight + d, mask=d < dim, other=0.0)
+    wait(PDL)
+    token = tl.minimum(tl.maximum(tl.load(Tokens + row * stride), 0), size - 1)
+    x = tl.load(Table + token * dim + d, mask=d < dim, other=0.0)
+    tl.store(Into + row * dim + d, x, mask=d < dim)
+    _put_norm(Out + row * dim + d, x, weight, d, dim, eps)
+
+
+def embed_norm(into: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    assert into.is_contiguous()
+    out = torch.empty_like(into)
+    rows, dim = into.shape
+    _embed_norm[(rows,)](tokens, table, weight, into, out, tokens.stride(0), len(table), dim, eps, **_line(dim), **early(into))
     return out
 
 

@@ -7,8 +7,8 @@ the norm behind them and the head. All others stay as transformers has them. `sm
 after.
 
 A layer may leave a part of its sum to the norm that comes next (see `kernels.layers.add_linear`). What lies between is
-transformers' code, so the parts are an attribute of the tensor that the layer returns: they end with it, nothing is kept from
-one forward to another, and what the embedding returns has none.
+transformers' code, so the parts are an attribute of the tensor that the layer returns: they end with it, and nothing is kept
+from one forward to another. In the same way the embedding hands on its tokens, which the norm of the first layer looks up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from smcgen.kernels.layers import add_linear, gated_linear, linear, rms_norm
+from smcgen.errors import ModelError
+from smcgen.kernels.layers import add_linear, embed_norm, gated_linear, linear, rms_norm
 from smcgen.lm.attention import Probe, Reading
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -48,6 +49,7 @@ class FusedLayer:
     gate_up: torch.Tensor
     down: torch.Tensor
     later: bool  # whether the norm behind it adds what it leaves
+    table: torch.Tensor | None = None  # [tokens, hidden], of the embedding, in the first layer
 
     def forward(
         self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, reading: Reading | None = None, **_: Any
@@ -56,7 +58,13 @@ class FusedLayer:
         assert reading is not None
         rows, steps, hidden = hidden_states.shape
         residual = hidden_states.reshape(-1, hidden)
-        x = rms_norm(residual, self.input_norm, self.eps, _parts(hidden_states))
+        if self.table is None:
+            x = rms_norm(residual, self.input_norm, self.eps, _parts(hidden_states))
+        else:
+            tokens = getattr(hidden_states, "tokens", None)
+            if tokens is None:
+                raise ModelError("its embedding is changed before the first layer")
+            x = embed_norm(residual, tokens.reshape(-1), self.table, self.input_norm, self.eps)
         qkv = linear(x, self.qkv, self.qkv_bias).view(rows, steps, -1, self.dim).transpose(1, 2)
         query, key, value = qkv.split([size // self.dim for size in self.sizes], 1)
         x = reading.attend(
@@ -113,11 +121,17 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
             return "its attention has soft caps or sinks"
         if layer.self_attn.q_proj.weight.shape[0] % call["key"].shape[3] or call["key"].shape[3] != call["value"].shape[3]:
             return "its heads differ in size"
+    embedding: Any = model.get_input_embeddings()
+    if not _is_plain(embedding, nn.Embedding) or embedding.max_norm is not None:
+        return "its embedding is not plain"
     norm: Any = getattr(base, "norm", None)
     head: Any = model.get_output_embeddings()
     known_norm = _is_rms(norm)
     for i, layer in enumerate(layers):
-        layer.forward = _fused(i, layer, known[i], later=known_norm or i < len(layers) - 1).forward
+        made = _fused(i, layer, known[i], later=known_norm or i < len(layers) - 1)
+        if i == 0:
+            made.table, embedding.forward = embedding.weight, partial(_embed, like=embedding.weight)
+        layer.forward = made.forward
     if known_norm:
         norm.forward = partial(_norm, weight=norm.weight, eps=norm.variance_epsilon)
     if _is_plain(head):
@@ -130,9 +144,17 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
 def unfuse(model: Any) -> None:
     """The modules as transformers has them."""
     base = model.base_model
-    for module in (base.rotary_emb, getattr(base, "norm", None), model.get_output_embeddings(), *base.layers):
+    ends = model.get_input_embeddings(), getattr(base, "norm", None), model.get_output_embeddings()
+    for module in (base.rotary_emb, *ends, *base.layers):
         if module is not None:
             vars(module).pop("forward", None)
+
+
+def _embed(tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Room for [rows, T, hidden], which the first layer fills."""
+    made: Any = like.new_empty(*tokens.shape, like.shape[1])
+    made.tokens = tokens
+    return made
 
 
 def _parts(x: torch.Tensor) -> torch.Tensor | None:
@@ -172,8 +194,8 @@ def _unknown(layer: Any) -> str | None:
     return None
 
 
-def _is_plain(matrix: Any) -> bool:
-    return type(matrix) is nn.Linear and type(matrix.weight) is nn.Parameter
+def _is_plain(matrix: Any, kind: type[nn.Module] = nn.Linear) -> bool:
+    return type(matrix) is kind and type(matrix.weight) is nn.Parameter
 
 
 def _is_rms(norm: Any) -> bool:
