@@ -50,6 +50,8 @@ class Potential(Factor):
         kills: phi can be 0; False spares a potential from being asked where only that matters.
         on_device: the state is tensors on `device`, tensors given may be there too, and nothing waits for the host. Such a
             potential has `bits` and `close` besides (see `tabled.Tabled`).
+        any_thread: `mask`, `extend`, `rollback` and `fork` may be called on any thread, one at a time. What a user has
+            written is called on the thread of the run.
         runs_on: what computes it, for `info` of a result.
         vocabulary, stops, device: set by `bind`.
     """
@@ -60,6 +62,7 @@ class Potential(Factor):
     sure: bool = False
     kills: bool = True
     on_device: bool = False
+    any_thread: bool = False
     runs_on: str = "host"
     vocabulary: Vocabulary
     stops: tuple[str, ...]

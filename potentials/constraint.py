@@ -65,7 +65,7 @@ class Constraint(Potential):
 
     Subclasses implement `_compile` and `accepts`, and set `exact` to False if the grammar admits more."""
 
-    hard = sure = True
+    hard = sure = any_thread = True
     engine: Engine | CharEngine | StopEngine
     _ends: frozenset[int]
     _verdicts: dict[str, bool]

@@ -37,7 +37,7 @@ class Asked:
         if not potentials.hard:
             return None, torch.full(shape, -1, dtype=torch.int64, device=potentials.device)
         potentials.join()
-        made = iter([] if self.task is None else self.task.outputs)
+        made = iter([] if self.task is None else self.task.output)
         masks = []
         for i in potentials.hard:
             potential: Any = potentials.bound[i]
@@ -79,7 +79,7 @@ class Reading:
         cause = torch.full_like(change, -1, dtype=torch.int64)
         if self.task is not None:
             self.potentials.join()
-        made = iter([] if self.task is None else self.task.outputs[0])
+        made = iter([] if self.task is None else self.task.output)
         for i in self.which:
             delta = self.here[i] if i in self.here else next(made).view(self.shape)
             cause = torch.where((delta == -torch.inf) & (cause < 0), i, cause)
@@ -91,6 +91,7 @@ def not_refused(rows: torch.Tensor, refused: Sequence[Task]) -> torch.Tensor:
     """Of `rows` bool [n] on the host, those that none of the readings `refused` has given 0; of several chains the first of
     each particle counts."""
     for task in refused:
-        zero = (task.results[0] == -torch.inf).any(0)
+        assert task.result is not None
+        zero = (task.result == -torch.inf).any(0)
         rows = rows & ~zero[:: len(zero) // len(rows)]
     return rows

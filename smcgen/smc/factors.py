@@ -226,6 +226,10 @@ class Potentials:
         """Those of `which` that work on the host."""
         return [i for i in which if not self.bound[i].on_device]
 
+    def aside(self, which: Sequence[int]) -> bool:
+        """Whether any thread may do the work of `which`, but for finished texts."""
+        return all(self.bound[i].any_thread for i in which)
+
     def join(self) -> None:
         """All that was noted is done."""
         self.host.join()
@@ -250,17 +254,17 @@ class Potentials:
         hosted = self.hosted(self.hard)
         if not hosted:
             return Asked(self, None)
-        size = (active.numel(), (self.vocabulary_size + 31) // 32)
+        size = (len(hosted), active.numel(), (self.vocabulary_size + 31) // 32)
         refused = [] if after is None or after.task is None else [after.task]
 
-        def work(rows: torch.Tensor, *out: torch.Tensor) -> None:
+        def work(rows: torch.Tensor, out: torch.Tensor) -> None:
             rows = not_refused(rows, refused)
             for i, bits in zip(hosted, out, strict=True):
                 bits.fill_(-1)
                 self.bound[i].mask(self.states[i], bits, rows)
 
         # Other threads may fill masks meanwhile, on a CPU too.
-        task = self.host.later(work, [active.flatten()], [(size, torch.int32)] * len(hosted), lazy=True)
+        task = self.host.later(work, [active.flatten()], (size, torch.int32), lazy=True, aside=self.aside(hosted))
         self.host.send()
         return Asked(self, task)
 
@@ -278,8 +282,8 @@ class Potentials:
                 for place, i in enumerate(hosted):
                     out[place] = self.bound[i].extend(self.states[i], tokens, counts)
 
-            size = (len(hosted), counts.numel())
-            task = self.host.later(work, [tokens.flatten(0, 1), counts.flatten()], [(size, torch.float64)])
+            kind, aside = ((len(hosted), counts.numel()), torch.float64), self.aside(hosted)
+            task = self.host.later(work, [tokens.flatten(0, 1), counts.flatten()], kind, aside=aside)
         there = set(which) - set(hosted)
         here = {i: self.bound[i].extend(self.states[i], tokens, counts).view(counts.shape) for i in which if i in there}
         return Reading(self, list(which), tuple(counts.shape), here, task)
@@ -320,9 +324,9 @@ class Potentials:
                         at = rows * self.chains if self.bound[i].hard else rows
                         out[place, rows] = self.bound[i].finish(self.states[i], at, texts, why)
 
-            size = (len(hosted), ended.numel())
+            kind = (len(hosted), ended.numel()), torch.float64
             sample = [ended.flatten(), tokens.flatten(0, 1), length.flatten(), reason.flatten()]
-            task = self.host.later(work, sample, [(size, torch.float64)])
+            task = self.host.later(work, sample, kind)
         here = {}
         if len(hosted) < len(which):
             last = tokens.gather(-1, (length - 1).clamp(min=0)[..., None])[..., 0]
@@ -359,7 +363,7 @@ class Potentials:
                 do(i, given)
 
         if hosted:
-            self.host.later(work, [given])
+            self.host.later(work, [given], aside=self.aside(hosted))
         for i in which:
             if i not in hosted:
                 do(i, given)

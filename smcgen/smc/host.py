@@ -1,15 +1,18 @@
 """Work that the host does for rounds that run on a device, in order, and no sooner waited for than its results are used.
 
-A task reads copies of device tensors and fills others. `later` notes it, `send` has its inputs copied behind what was launched
-so far, and `join` carries out all that was sent and has the results copied back. What is launched between `send` and `join`, a
-forward as a rule, runs on the device while the host works. A round that is being recorded (see `smc.graph`) ends a CUDA graph
-at either, so that the same tasks, with the same buffers, are done each time that it is replayed.
+A task reads copies of device tensors and fills another. `later` notes it, `send` has its inputs copied behind what was launched
+so far, and `join` waits until all that was sent is done. What is launched between `send` and `join`, a forward as a rule, runs
+on the device while the host works; tasks that any thread may do are begun at once, on a thread of their own, while this one
+launches. A round that is being recorded (see `smc.graph`) ends a CUDA graph at either, so that the same tasks, with the same
+buffers, are done each time that it is replayed. The copies are part of the graphs: one for all inputs that are sent together,
+and one for each result that is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +20,9 @@ from typing import Protocol
 
 import torch
 
+from smcgen.smc.aside import begin
+
+ASIDE: tuple[str, ...] = ("cuda",)  # where tasks are begun by a thread of their own; on a CPU nothing goes on meanwhile
 _recording = False  # whether a round is being recorded, in which nothing has values yet
 
 
@@ -36,54 +42,79 @@ class Recorder(Protocol):
 
 @dataclass
 class Task:
-    """Work on the host: `work(*inputs, *outputs)`, tensors on the host, writes the outputs.
+    """Work on the host: `work(*inputs)`, or `work(*inputs, result)`, which writes the result; tensors on the host.
 
     Attributes:
-        inputs, outputs: on the device. The inputs must not be written to before the work is done, the outputs are not to be
-            read before `Host.join`.
-        sent, results: the same on the host.
+        inputs: on the device. They must not be written to before the work is done.
+        kind: shape and dtype of the result, if there is one.
+        aside: any thread may do it.
+        sent, result: the inputs and the result on the host.
     """
 
     work: Callable[..., None]
     inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
+    kind: tuple[Sequence[int], torch.dtype] | None
+    aside: bool
     sent: list[torch.Tensor] = field(default_factory=list)
-    results: list[torch.Tensor] = field(default_factory=list)
+    result: torch.Tensor | None = None
+    apart: bool = False  # the host has a memory of its own
+    _output: torch.Tensor | None = None
 
-    def reserve(self, apart: bool, pinned: bool) -> None:
-        """Makes room on the host; with `apart` False the tensors serve themselves."""
-
-        def room(x: torch.Tensor) -> torch.Tensor:
-            return torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned) if apart else x
-
-        self.sent, self.results = list(map(room, self.inputs)), list(map(room, self.outputs))
-
-    def send(self) -> None:
-        for there, here in zip(self.sent, self.inputs, strict=True):
-            if there is not here:
-                there.copy_(here, non_blocking=True)
+    @property
+    def output(self) -> torch.Tensor:
+        """The result on the device, there after `Host.join`. It is copied when it is first asked for."""
+        assert self.result is not None
+        if self._output is None:
+            there = self.result
+            self._output = torch.empty_like(there, device=self.inputs[0].device).copy_(there, True) if self.apart else there
+        return self._output
 
     def do(self) -> None:
-        self.work(*self.sent, *self.results)
-        for here, there in zip(self.outputs, self.results, strict=True):
-            if there is not here:
-                here.copy_(there, non_blocking=True)
+        self.work(*self.sent, *([] if self.result is None else [self.result]))
 
 
 @dataclass
 class Parcel:
-    """Tasks whose inputs are sent together.
+    """Tasks whose inputs are sent together. A recording sends it again and again.
 
     Attributes:
-        kept: it is sent again and again, with the same buffers, by a recording.
-        ready: the buffers are there.
         event: after the copies, on a GPU.
+        doing: waits for another thread that is at it, and returns what `do` does.
     """
 
     tasks: list[Task]
-    kept: bool
-    ready: bool = False
-    event: torch.cuda.Event | None = None
+    event: torch.cuda.Event | None
+    doing: Callable[[], float] | None = None
+
+    def pack(self, room: Callable[[int, torch.dtype], torch.Tensor]) -> None:
+        """Copies all inputs in one piece into what `room` gives, and makes room for the results."""
+        tensors = [x for task in self.tasks for x in task.inputs]
+        # The largest elements come first, so that all are where their size wants them to be.
+        order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+        flat = [tensors[i].reshape(-1).view(torch.uint8) for i in order]
+        there = room(sum(map(len, flat)), torch.uint8)
+        there.copy_(torch.cat(flat) if len(flat) > 1 else flat[0], non_blocking=True)
+        pieces = dict(zip(order, there.split([len(x) for x in flat]), strict=True))
+        sent = (pieces[i].view(x.dtype).view(x.shape) for i, x in enumerate(tensors))
+        for task in self.tasks:
+            task.sent, task.apart = [next(sent) for _ in task.inputs], True
+            if task.kind is not None:
+                shape, dtype = task.kind
+                task.result = room(math.prod(shape), dtype).view(*shape)
+
+    def do(self) -> float:
+        """Carries out the tasks once their inputs are there; returns the seconds that it took."""
+        if self.event is not None:
+            self.event.synchronize()
+        began = time.perf_counter()
+        for task in self.tasks:
+            task.do()
+        return time.perf_counter() - began
+
+    def end(self) -> float:
+        """As `do`; if another thread is at it, waits for that."""
+        doing, self.doing = self.doing, None
+        return self.do() if doing is None else doing()
 
 
 class Host:
@@ -105,13 +136,13 @@ class Host:
         self,
         work: Callable[..., None],
         inputs: Sequence[torch.Tensor],
-        outputs: Sequence[tuple[Sequence[int], torch.dtype]] = (),
+        kind: tuple[Sequence[int], torch.dtype] | None = None,
         lazy: bool = False,
+        aside: bool = False,
     ) -> Task:
-        """Notes a task with outputs of these shapes and dtypes. On a CPU, where nothing is gained by waiting, it is done at
-        once unless it is `lazy`: one that other threads prepare meanwhile."""
-        made = [torch.empty(*shape, dtype=dtype, device=self.device) for shape, dtype in outputs]
-        task = Task(work, list(inputs), made)
+        """Notes a task with a result of this shape and dtype, or none; `aside`: any thread may do it. On a CPU, where nothing
+        is gained by waiting, it is done at once unless it is `lazy`: one that other threads prepare meanwhile."""
+        task = Task(work, list(inputs), kind, aside)
         self._noted.append(task)
         if self.device.type == "cpu" and self.recorder is None and not lazy:
             self.join()
@@ -123,7 +154,7 @@ class Host:
             self._step(step)
 
     def join(self) -> None:
-        """Carries out all tasks: what is launched after this finds their outputs."""
+        """All tasks are done: what is launched after this finds their results."""
         steps = self.rest()
         if self.recorder is None or self._expected:
             self._step(*steps, self._do)
@@ -135,7 +166,14 @@ class Host:
             return []
         tasks, self._noted = self._noted, []
         self._expected = True
-        return [functools.partial(self._send, Parcel(tasks, self.recorder is not None))]
+        parcel = Parcel(tasks, torch.cuda.Event() if self.device.type == "cuda" else None)
+        if parcel.event is not None or self.recorder is not None:
+            parcel.pack(self._room)
+        else:  # the tensors serve themselves
+            for task in tasks:
+                task.sent = task.inputs
+                task.result = None if task.kind is None else torch.empty(task.kind[0], dtype=task.kind[1])
+        return [functools.partial(self._send, parcel)]
 
     def _step(self, *steps: Callable[[], None]) -> None:
         if self.recorder is not None:
@@ -144,29 +182,33 @@ class Host:
             for step in steps:
                 step()
 
+    def _room(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that the device can copy from and to."""
+        if self.device.type != "cuda":
+            return torch.empty(size, dtype=dtype)
+        make = functools.partial(torch.empty, size, dtype=dtype, pin_memory=True)
+        # The thread that makes a graph may not ask CUDA for memory meanwhile; others may.
+        return make() if self.recorder is None else begin(make)()
+
     def _send(self, parcel: Parcel) -> None:
-        on_gpu = self.device.type == "cuda"
-        if not parcel.ready:  # a recording sends it again and again, and uses the same buffers
-            apart = on_gpu or parcel.kept
-            parcel.event = torch.cuda.Event() if on_gpu else None
-            for task in parcel.tasks:
-                task.reserve(apart, on_gpu)
-            parcel.ready = True
-        for task in parcel.tasks:
-            task.send()
         if parcel.event is not None:
             parcel.event.record()
+        # In order: behind tasks that are for this thread none is begun by the other.
+        free = all(earlier.doing is not None for earlier in self._sent) and all(task.aside for task in parcel.tasks)
         self._sent.append(parcel)
+        if free and self.device.type in ASIDE:
+            parcel.doing = begin(parcel.do)
 
     def _do(self) -> None:
         sent, self._sent = self._sent, []
-        for parcel in sent:
-            if parcel.event is not None:
-                parcel.event.synchronize()
-            began = time.perf_counter()
-            for task in parcel.tasks:
-                task.do()
-            self.seconds += time.perf_counter() - began
+        try:
+            for parcel in sent:
+                self.seconds += parcel.end()
+        finally:  # after an error too nobody is at work any more
+            for parcel in sent:
+                if parcel.doing is not None:
+                    with contextlib.suppress(BaseException):
+                        parcel.end()
 
     def forget(self) -> None:
         """After a recording, whether or not it has succeeded."""
