@@ -211,8 +211,7 @@ class PagedLM:
         if rows is not None:
             table, length, shared = table[rows], length[rows], None
         if isinstance(self.fusion, Rope) and self.device.type == "cuda":
-            # Fused layers find positions themselves, and padding may read any token.
-            tokens, positions = tokens.clamp(0, self.model.get_input_embeddings().num_embeddings - 1), self.nowhere
+            positions = self.nowhere  # fused layers find positions themselves, and read any number as a token: it is padding
         else:  # padding reads token 0 at position 0
             step = torch.arange(tokens.shape[1], device=self.device)
             real = step < counts[:, None]
