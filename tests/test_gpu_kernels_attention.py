@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -111,7 +113,7 @@ def test_write(kind, dtype, heads, key_heads, dim):
     assert at[:2, :2].tolist() == [[3, 0], [2, 3]]
 
 
-def angles(dim, dtype, norms=False):
+def angles(dim, dtype, norms=False) -> tuple[Any, Any]:
     """Arguments `rope` and `norms` for heads of `dim`."""
     angle = torch.randn(100, dim // 2).repeat(1, 2)
     weights = torch.rand(2, dim).add(0.5).to(DEVICE, dtype)
@@ -154,7 +156,7 @@ def test_new_tokens(steps, rule, groups, particles, dtype):
     q, k, v, *pools = (x.to("cpu", torch.float32, copy=True) for x in (query, key, value, keys, values))
     rope32 = None if rope is None else (rope[0].float().cpu(), rope[1].float().cpu())
     norms32 = None if norms is None else (norms[0].float().cpu(), norms[1].float().cpu(), norms[2])
-    plain = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
+    plain: dict[str, Any] = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
     where = table.cpu(), length.cpu(), counts.cpu()
     truth = attend_new(q, k, v, pools[0], pools[1], *where, 0.3, rope=rope32, norms=norms32, **plain)
     before = query.clone()
@@ -174,8 +176,10 @@ def test_new_tokens(steps, rule, groups, particles, dtype):
             assert error(pool[1:], should[1:].cpu()) <= (1e-6 if dtype == torch.float32 else 4e-3 if norms else 0)
 
 
-def test_new_tokens_after_forks():
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_new_tokens_after_forks(ahead, monkeypatch):
     """Against sums over each row's own history, over forks that leave rows inside a common page."""
+    monkeypatch.setattr(gpu, "AHEAD", ahead)
     torch.manual_seed(1)
     heads, queries, dim, page = 2, 2, 16, 4
     shape = CacheShape(1, heads, dim, dim, torch.float32)
