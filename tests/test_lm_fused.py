@@ -66,7 +66,7 @@ def changed(lm):
 @pytest.mark.parametrize(
     ("kind", "options"), [("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": False})]
 )
-def test_every_norm_adds_what_the_layer_before_it_left(triton, kind, options):
+def test_every_norm_adds_what_the_layer_before_it_left(triton, monkeypatch, kind, options):
     lm = fused(kind, **options)
     plain = load(tiny_model(kind, **options), word_tokenizer())
     if kind == "qwen2":  # heads with biases exist, though transformers makes none
@@ -84,6 +84,10 @@ def test_every_norm_adds_what_the_layer_before_it_left(triton, kind, options):
     triton.clear()
     assert torch.allclose(read(lm, many), read(plain, many), atol=1e-5)
     assert triton == [1] * 6 + [0] * 6
+    monkeypatch.setattr("smcgen.kernels.gpu.layers.FEW", {2: 80, 4: 80})
+    triton.clear()
+    assert torch.allclose(read(lm, many), read(plain, many), atol=1e-5)
+    assert triton == [1] * 12
 
 
 def test_a_forward_that_breaks_off_leaves_nothing(triton, monkeypatch):

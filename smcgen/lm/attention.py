@@ -29,7 +29,6 @@ class Reading:
         shared: int64 [groups], leading pages that the rows of a group share, or None.
         places: the page that each new token goes into and its place there, int64 [rows, T] each; None where the kernel finds
             them itself.
-        parts: what fused layers leave to the next one to add (see `kernels.layers.add_linear`).
     """
 
     pages: Pages
@@ -39,7 +38,6 @@ class Reading:
     columns: int | None
     shared: torch.Tensor | None
     places: tuple[torch.Tensor, torch.Tensor] | None
-    parts: torch.Tensor | None = None
 
     def attend(
         self,

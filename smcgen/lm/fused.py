@@ -1,9 +1,9 @@
-"""The layers of a Llama-like transformers model with fewer, larger steps: ten launches a layer in place of about forty.
+"""The layers of a Llama-like transformers model with fewer, larger steps: eight launches a layer in place of about forty.
 
 The weights of query, key and value are one matrix, those of gate and up another; rope, the normalisation of heads and the
-write into pages are one kernel; the residual is added inside the matrix products. No model is written anew: each decoder layer
-keeps its modules and gets another `forward` of the same meaning, if it is built from the parts that are known here, and so do
-the norm behind them and the head. All others stay as transformers has them. `smcgen.lm.load` compares the logits before and
+write into pages belong to attention; the norms add the residual. No model is written anew: each decoder layer keeps its modules
+and gets another `forward` of the same meaning, if it is built from the parts that are known here, and so do the embedding, the
+norm behind the layers and the head. All others stay as transformers has them. `smcgen.lm.load` compares the logits before and
 after.
 
 A layer may leave a part of its sum to the norm that comes next (see `kernels.layers.add_linear`). What lies between is
