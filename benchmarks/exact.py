@@ -141,21 +141,23 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
 
 def speed(lm: sg.LM, prompts: list[Any], arguments: argparse.Namespace, **options: Any) -> dict[str, Any]:
     """Tokens per second of all texts together, and what a round makes."""
-    rates, steps = [], []
-    posts = None
+    rates, steps, passes, tested = [], [], [], []
     for repeat in range(arguments.repeats + 1):
         posts = sg.sample(lm, prompts, mode="exact", max_tokens=arguments.tokens, seed=repeat, progress=False, **options)
         if repeat or not arguments.repeats:
+            assert isinstance(posts, sg.Posteriors)
             rates.append(posts.info["tokens_per_second"])
             steps.append(posts.info["step_seconds"])
-    assert isinstance(posts, sg.Posteriors)
-    judged, accepted = (sum(getattr(r, x) for p in posts for rs in p.rounds for r in rs) for x in ("judged", "accepted"))
-    per_pass, p50 = statistics.mean(post.tokens_per_round for post in posts), statistics.median(s["p50"] for s in steps)
+            passes += [post.tokens_per_round for post in posts]
+            tested += [round for post in posts for rounds in post.rounds for round in rounds]
+    judged, accepted = (sum(getattr(round, x) for round in tested) for x in ("judged", "accepted"))
+    per_pass, p50 = statistics.mean(passes), statistics.median(s["p50"] for s in steps)
     return {
         "tokens_per_second": statistics.median(rates),
-        "steady_tokens_per_second": len(posts) * per_pass / p50,
+        "steady_tokens_per_second": len(prompts) * per_pass / p50,
         "step_ms": {"p50": 1000 * p50, "p95": 1000 * statistics.median(step["p95"] for step in steps)},
         "tokens_per_pass": per_pass,
+        "tokens_per_pass_error": statistics.stdev(passes) / len(passes) ** 0.5 if len(passes) > 1 else None,
         "acceptance": accepted / judged if judged else None,
     }
 
