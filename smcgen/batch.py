@@ -103,6 +103,7 @@ class Batch:
         self.stop_state = torch.zeros(items, shape[1], dtype=torch.int64)
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
         self.memory = Memory(self._plain_readers())
+        world.potentials.host.meanwhile = self.memory.count
         self.history: list[RoundInfo] = []
         self.seconds: list[float] = []  # of each round of the batch
         self.launched = 0  # rounds

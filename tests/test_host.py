@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +129,31 @@ def test_an_error_of_the_other_thread_is_the_caller_s(monkeypatch):
     host.join()
     assert done == [1, 1]
     assert begin(lambda: 5)() == 5
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_wait_is_used(there):
+    """Where the device has not come so far, and nowhere else."""
+    host, done = Host(CPU), []
+
+    class Event:
+        def query(self) -> bool:
+            return there
+
+        def synchronize(self) -> None:
+            done.append("waited")
+
+    host.meanwhile = lambda: done.append("meanwhile")
+    task = Task(lambda: done.append("done"), [], None, False)
+    host._send(Parcel([task], None))
+    host.join()
+    assert done == ["done"]
+    parcel: Any = Parcel([task], None)
+    parcel.event = Event()
+    parcel.event.record = lambda: None
+    host._send(parcel)
+    host.join()
+    assert done[1:] == [*([] if there else ["meanwhile"]), "waited", "done"]
 
 
 @pytest.mark.parametrize("leniency", [2.0, math.inf])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,3 +225,19 @@ def test_the_benchmark_counts_what_is_shared_beyond_the_prompt(monkeypatch, lm, 
     row = benchmark.measure(lm, draft, 4, prompt, 25, 0, {"alpha": 2.0, "threshold": 1.0})
     assert row["resampled"] > 0.5
     assert row["saved"]["end"] > row["saved_of_text"]["end"] > 0
+
+
+def test_what_is_copied_is_counted_when_there_is_time(monkeypatch):
+    """All but the last round at once, that one when asked; what is no copy is counted before it changes."""
+    for copied in (True, False):
+        memory = Memory([])
+        monkeypatch.setattr(memory, "caches", [SimpleNamespace(table=SimpleNamespace(is_cuda=copied))])
+        counted = []
+        monkeypatch.setattr(memory, "_count", counted.append)
+        first, second = [torch.zeros(1)], [torch.ones(1)]
+        memory.note(first)
+        assert counted == ([] if copied else [first])
+        memory.note(second)
+        assert counted == ([first] if copied else [first, second])
+        memory.count()
+        assert counted == [first, second]

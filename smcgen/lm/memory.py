@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,20 +68,33 @@ class Memory:
     Nothing is counted on the device: its tables are copied and counted on the host, so that no round waits.
 
     Attributes:
-        counts: for each round, pages in use and pages that caches without sharing would use, of each cache: [caches][2].
+        counts: for each round counted, pages in use and pages that caches without sharing would use, of each cache:
+            [caches][2].
     """
 
     def __init__(self, readers: Iterable[Reader]):
         self.pools = [_pool(reader.context) for reader in readers]  # in the order of the models, None where there is no cache
         self.caches = [pool for pool in self.pools if pool is not None]
         self.counts: list[list[tuple[int, int]]] = []
+        self.left: deque[Sequence[torch.Tensor]] = deque()  # tables that are still to be counted
 
     def tables(self) -> list[torch.Tensor]:
         """Two tensors of each cache, small: the pages of its rows and the lengths."""
         return [tensor for cache in self.caches for tensor in (cache.table, cache.length)]
 
     def note(self, tables: Sequence[torch.Tensor]) -> None:
-        """Counts a round, from copies of `tables` on the host."""
+        """Takes down a round, from what `tables` gives, on the host. What is no copy is counted at once, for it will change;
+        else the last round is left to `count`."""
+        self.left.append(tables)
+        copied = any(cache.table.is_cuda for cache in self.caches)
+        self.count(1 if copied else 0)
+
+    def count(self, leave: int = 0) -> None:
+        """Counts the rounds taken down, but for the last `leave`."""
+        while len(self.left) > leave:
+            self._count(self.left.popleft())
+
+    def _count(self, tables: Sequence[torch.Tensor]) -> None:
         pairs = zip(self.caches, tables[::2], tables[1::2], strict=True)
         self.counts.append(
             [
@@ -97,6 +111,7 @@ class Memory:
         last, and the most (`peak_`); `shared`, the part of the pages that sharing saved over all rounds, None without pages;
         `pool_bytes` reserved for each model, in the order of `models`; `peak_bytes`, the most that this process had from
         torch on the GPU, None elsewhere."""
+        self.count()
         rounds = [[sum(cache[i] for cache in counts) for counts in self.counts] for i in range(2)]
         used, unshared = ([*values, 0] if not values else values for values in rounds)
         device = self.caches[0].keys.device if self.caches else None

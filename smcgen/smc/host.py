@@ -123,11 +123,13 @@ class Host:
     Attributes:
         seconds: spent in tasks.
         recorder: of the round that is being recorded, if one is.
+        meanwhile: what may be done where the thread of the run would only wait for the device.
     """
 
     def __init__(self, device: torch.device):
         self.device, self.seconds = device, 0.0
         self.recorder: Recorder | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
         self._noted: list[Task] = []
         self._sent: list[Parcel] = []
         self._expected = False  # something was sent and not joined since
@@ -203,6 +205,8 @@ class Host:
         sent, self._sent = self._sent, []
         try:
             for parcel in sent:
+                if parcel.doing is None and parcel.event is not None and not parcel.event.query():
+                    self.meanwhile()
                 self.seconds += parcel.end()
         finally:  # after an error too nobody is at work any more
             for parcel in sent:
