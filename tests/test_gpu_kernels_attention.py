@@ -176,6 +176,24 @@ def test_new_tokens(steps, rule, groups, particles, dtype):
             assert error(pool[1:], should[1:].cpu()) <= (1e-6 if dtype == torch.float32 else 4e-3 if norms else 0)
 
 
+@pytest.mark.parametrize("steps", [gpu.FEW, gpu.FEW + 1])
+def test_many_new_tokens_are_written_first(steps, monkeypatch):
+    query, keys, values, table, length = rows((1, 1, steps, 1, 2, 16, 8, 10), torch.float32)
+    key, value = (torch.randn(1, 1, steps, 16, device=DEVICE) for _ in range(2))
+    rope, norms = angles(16, torch.float32, True)
+    counts, launches, write = torch.full_like(length, steps), [], writing.write
+    monkeypatch.setattr(writing, "write", lambda *arguments: (launches.append(1), write(*arguments)))
+
+    def run(on_gpu):
+        monkeypatch.setattr("smcgen.kernels.attention.on_triton", lambda x: on_gpu)
+        k, v = keys.clone(), values.clone()
+        return attend_new(query.clone(), key, value, k, v, table, length, counts, 0.3, rope=rope, norms=norms), k, v
+
+    for found, truth in zip(run(True), run(False), strict=True):
+        assert error(found, truth.cpu()) < 1e-5
+    assert len(launches) == (steps > gpu.FEW)
+
+
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_new_tokens_after_forks(ahead, monkeypatch):
     """Against sums over each row's own history, over forks that leave rows inside a common page."""
