@@ -279,6 +279,18 @@ def verify(
     return Verdict(committed, accepted, rejected, chain, *results.unbind(0))
 
 
+def totals(verdict: Verdict, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the first `counts` int64 [rows] tokens of each block come to: the sums of `log_gain` and of `log_z`, float64 [rows],
+    and `log_p`, 0 beyond them."""
+    if on_triton(counts):
+        from smcgen.kernels.gpu import totals as gpu
+
+        return gpu.totals(verdict.log_target, verdict.log_law, verdict.log_p, verdict.log_z, counts)
+    used = torch.arange(verdict.tokens.shape[1], device=counts.device) < counts[:, None]
+    gain, log_z, log_p = (torch.where(used, x, 0.0) for x in (verdict.log_gain, verdict.log_z, verdict.log_p))
+    return gain.sum(-1), log_z.sum(-1), log_p
+
+
 def _verify_block(
     log_p: torch.Tensor,
     log_q: torch.Tensor,

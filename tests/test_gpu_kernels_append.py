@@ -28,7 +28,8 @@ def prepared(stops, shape: tuple[int, int], size: int, max_tokens: int) -> tuple
     particles.restart(list(range(shape[0])))
     particles.reason[torch.rand(shape) < 0.1] = DEAD
     particles.length += torch.randint(0, 3, shape)
-    steps, one = Drawing(particles, size, 1), Drawing(particles, size, 1)
+    limit = torch.randint(0, size + 2, shape) if stops else None
+    steps, one = Drawing(particles, size, 1, limit), Drawing(particles, size, 1, limit)
     for name, value in vars(one).items():
         if isinstance(value, torch.Tensor):
             setattr(one, name, value.to(DEVICE))
@@ -47,9 +48,13 @@ def test_many_tokens(stops, groups):
         active = (steps.reason == ALIVE) & (torch.rand(shape) < 0.9)
         token = torch.randint(0, len(VOCABULARY), shape)
         log_q = torch.where(torch.rand(shape) < 0.05, -torch.inf, torch.randn(shape, dtype=torch.float64))
-        drawn = active, token, log_q, torch.randint(0, 3, shape)
+        drawn = active, token, log_q, torch.randint(0, 3, shape) if stops else -1
         taken = steps.append(worlds[0], *drawn)
-        assert torch.equal(one._append_in_one(worlds[1], *(x.to(DEVICE) for x in drawn)).cpu(), taken)
+        there: list[Any] = [x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in drawn]
+        assert torch.equal(one._append_in_one(worlds[1], *there).cpu(), taken)
+        for a, b in zip(one.going(), steps.going(), strict=True):
+            assert torch.equal(a.cpu(), b)
+            assert a.dtype == b.dtype
         for name in STATE:
             assert torch.equal(getattr(one, name).cpu(), getattr(steps, name)), name
         seen |= set(steps.reason.flatten().tolist())
@@ -69,10 +74,10 @@ def test_several_tokens_at_a_time(stops, groups, size):
     tokens = torch.randint(0, len(VOCABULARY), (*shape, size))
     log_q = torch.randn(*shape, size, dtype=torch.float64)
     log_q[torch.rand(log_q.shape) < 0.05] = -torch.inf
-    cause = torch.randint(0, 3, shape)
-    steps.append_all(worlds[0], offered, tokens, log_q, cause)
-    given = [x.to(DEVICE) for x in (tokens, log_q, cause, offered)]
-    one._append_in_one(worlds[1], one.alive, *given)
+    steps.append_all(worlds[0], offered, tokens, log_q)
+    tokens, log_q, offered = (x.to(DEVICE) for x in (tokens, log_q, offered))
+    one._append_in_one(worlds[1], None, tokens, log_q, -1, offered)
+    offered = offered.cpu()
     for name in STATE:
         assert torch.equal(getattr(one, name).cpu(), getattr(steps, name)), name
     assert torch.equal(one.tokens.cpu()[..., :-1], steps.tokens[..., :-1])

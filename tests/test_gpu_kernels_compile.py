@@ -16,7 +16,8 @@ import math
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, philox, resample
+from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, pages, philox, resample
+from smcgen.kernels.gpu import totals, unread, watch
 
 def build(kernel, types, constants, warps):
     names = kernel.arg_names
@@ -45,11 +46,11 @@ for device_key in (False, True):
     build(philox._stratified, types, {"BLOCK": 32, "OTHERS": 64, **fixed}, 4)
 
 pointers = [name for name in append._append.arg_names if name[0].isupper() and not name.isupper() and name != "BLOCK"]
-types = dict.fromkeys(pointers, "*i64") | {"Active": "*u8", "End": "*u8", "Taken": "*u8", "Next": "*i32", "factor": "i64"}
-types |= dict.fromkeys(("LogQs", "Weight", "LogQ", "NewWeight"), "*fp64")
+types = dict.fromkeys(pointers, "*i64") | dict.fromkeys(("Active", "End", "Taken", "Going"), "*u8")
+types |= {"Next": "*i32", "factor": "i64"} | dict.fromkeys(("LogQs", "Weight", "LogQ", "NewWeight"), "*fp64")
 numbers = {"ALIVE": 0, "ENDED": 1, "STOPPED": 2, "BUDGET": 3, "DEAD": 4, "BLOCK": 128}
-for steps, stops in ((1, False), (9, False), (9, True)):
-    build(append._append, types, {"STEPS": steps, "STOPS": stops, **numbers}, 4)
+for steps, stops, more in ((1, False, True), (9, False, False), (9, True, True)):
+    build(append._append, types, {"STEPS": steps, "STOPS": stops, "BLAMED": more, "LIMITED": more, **numbers}, 4)
 
 types = dict.fromkeys(("Score", "Uniforms", "Ess", "LogMean"), "*fp64") | {"Eligible": "*u8", "Go": "*u8", "Ancestors": "*i64"}
 for scheme in ("multinomial", "residual", "stratified", "systematic", "ssp", "killing"):
@@ -72,6 +73,15 @@ for kernel, real in zip(ends, reals, strict=True):
     for flag in (True, False):
         constants = {"J": 1, "BLOCK": 256, "P": 8, "SOFT": flag, "LAST": flag, "HARD": flag, "by_models": 1, "N": 8}
         build(kernel, types, {name: value for name, value in constants.items() if name in kernel.arg_names}, 1)
+
+for rows in (1, 8, 64):
+    build(pages._fork, signature(pages._fork, []), {"PAGE": 16, "ROWS": rows, "COLUMNS": 64}, 4)
+    build(pages._trim, signature(pages._trim, []), {"PAGE": 16, "ROWS": rows}, 4)
+for width, size, new in ((1, 8, True), (1, 0, True), (2, 0, False)):
+    types = signature(unread._unread, [], ["Alive"])
+    build(unread._unread, types, {"WIDTH": width, "T": size, "NEW": new, "P": 16}, 1)
+build(totals._totals, signature(totals._totals, ("Target", "Law", "LogP", "LogZ", "Gain", "SumZ", "Out")), {"K": 5, "P": 8}, 1)
+build(watch._watch, signature(watch._watch, ["Values"], ["Used", "Broken"]), {"BLOCK": 256}, 4)
 
 for number, last in ((0, True), (0, False), (1, True)):
     types = {"Mask": "*i32", "Active": "*u8", "Out": "*i32", "Cause": "*i64"}
@@ -106,6 +116,7 @@ def test_they_compile(tmp_path):
     built = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _ in built} == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
-        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm"),
+        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm", "_fork", "_trim"),
+        *("_unread", "_totals", "_watch"),
     }
     assert all(int(size) > 1000 for _, size in built)

@@ -12,8 +12,9 @@ import torch
 pytest.importorskip("triton")
 
 from smcgen.kernels.categorical import unpack
+from smcgen.kernels.gpu import totals as gpu_totals
 from smcgen.kernels.gpu import verify as gpu
-from smcgen.kernels.verify import Verdict, verify
+from smcgen.kernels.verify import Verdict, totals, verify
 from tests.test_verify import PAIRS, recursion
 
 CUDA = pytest.param(
@@ -333,6 +334,24 @@ def test_blocks_of_the_reference_are_properly_weighted(chains, leniency, exponen
             assert abs(float(value.mean()) - float(truth[a, b])) < 4.5 * error
     if leniency == 1 and exponent is None:
         assert (weight - 1).abs().max() < 1e-9
+
+
+@DEVICES
+@pytest.mark.parametrize(("rows", "positions"), [(1, 2), (7, 5), (40, 9)])
+def test_totals(rows, positions, device):
+    random = torch.Generator().manual_seed(rows)
+    fields = torch.randn(5, rows, positions, dtype=torch.float64, generator=random)
+    fields[1, torch.rand(rows, positions, generator=random) < 0.2] = -torch.inf
+    fields[3, torch.rand(rows, positions, generator=random) < 0.05] = torch.nan
+    counts = torch.randint(0, positions + 1, (rows,), generator=random)
+    none = torch.zeros(rows, dtype=torch.int64)
+    want = totals(Verdict(none[:, None].expand(-1, positions), none, none > 0, none, *fields.unbind()), counts)
+    got = gpu_totals.totals(*(fields[i].to(device) for i in range(4)), counts.to(device))
+    used = torch.arange(positions) < counts[:, None]
+    assert torch.equal(want[2], torch.where(used, fields[2], 0.0))
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a.cpu(), b, atol=1e-12, rtol=1e-12, equal_nan=True)
+    assert rows < 40 or (want[0].isfinite().any() and (want[0] == -torch.inf).any() and want[1].isnan().any())
 
 
 def test_wrong_shapes_and_leniency():

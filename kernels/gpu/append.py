@@ -26,6 +26,7 @@ def _append(
     LogQ,
     Active,
     Offered,
+    Limit,
     Blame,
     End,
     Next,
@@ -36,6 +37,8 @@ def _append(
     NewCause,
     NewWeight,
     Taken,
+    Going,
+    One,
     rows,
     columns,
     states,
@@ -44,6 +47,8 @@ def _append(
     factor,
     STEPS: tl.constexpr,
     STOPS: tl.constexpr,
+    BLAMED: tl.constexpr,
+    LIMITED: tl.constexpr,
     ALIVE: tl.constexpr,
     ENDED: tl.constexpr,
     STOPPED: tl.constexpr,
@@ -53,7 +58,9 @@ def _append(
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = i < rows
-    active = tl.load(Active + i, mask=here, other=0) != 0
+    active = i < 0
+    if STEPS == 1:
+        active = tl.load(Active + i, mask=here, other=0) != 0
     counts = tl.load(Counts + i, mask=here, other=0)
     reason = tl.load(Reason + i, mask=here, other=0)
     state = tl.load(State + i, mask=here, other=0)
@@ -84,7 +91,15 @@ def _append(
         gone = gone | died
         if STEPS == 1:
             tl.store(Taken + i, taken, mask=here)
-    cause, blame = tl.load(Cause + i, mask=here, other=0), tl.load(Blame + i, mask=here, other=0)
+    cause = tl.load(Cause + i, mask=here, other=0)
+    blame = cause * 0 - 1
+    if BLAMED:
+        blame = tl.load(Blame + i, mask=here, other=0)
+    going = reason == ALIVE
+    if LIMITED:
+        going = going & (counts < tl.load(Limit + i, mask=here, other=0))
+    tl.store(Going + i, going, mask=here)
+    tl.store(One + i, going.to(tl.int64), mask=here)
     weight = tl.load(Weight + i, mask=here, other=0.0)
     tl.store(NewCounts + i, counts, mask=here)
     tl.store(NewReason + i, reason, mask=here)
@@ -101,45 +116,52 @@ def append(
     first: torch.Tensor,
     token: torch.Tensor,
     log_q: torch.Tensor,
-    active: torch.Tensor,
-    blame: torch.Tensor,
+    active: torch.Tensor | None,
+    blame: torch.Tensor | None,
     end: torch.Tensor,
     next_state: torch.Tensor | None,
     max_tokens: int,
     factor: int,
     reasons: tuple[int, int, int, int, int],
     offered: torch.Tensor | None = None,
+    limit: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Puts `token` and `log_q` [G, N] where they belong in `tokens` and `token_log_q` [G, N, columns].
 
     Args:
         state: counts, reason, stop state, history, cause, log weight [G, N] before.
         first: int64 [G, N], lengths before the block.
-        active, blame, log_q: as in `Drawing.append`.
+        active, log_q: as in `Drawing.append`.  blame: its `cause`, None for -1.
         offered: int64 [G, N]; then `token` and `log_q` are [G, N, T], of which as many are offered, where ALIVE: until one ends
             the sample. `active` is not read.
+        limit: of `Drawing`.
         end, next_state, max_tokens: of `smcgen.smc.ending.Ending`.
         factor: of the hash of histories.
         reasons: the numbers of ALIVE, END, STOP, BUDGET and DEAD.
 
     Returns:
-        The state afterwards, and where a token was taken, bool [G, N] (not told with `offered`).
+        The state afterwards; where a token was taken, bool [G, N] (not told with `offered`); and what `Drawing.going` says.
     """
     state = tuple(x.contiguous() for x in state)
     new = tuple(torch.empty_like(x) for x in state)
-    taken = torch.empty_like(state[0], dtype=torch.bool)
+    taken, going = (torch.empty_like(state[0], dtype=torch.bool) for _ in range(2))
+    one = torch.empty_like(state[0])
     steps = 1 if offered is None else token.shape[-1]
-    given = (x.contiguous() for x in (first, token, log_q, active, active if offered is None else offered, blame))
+    anything = first  # for a pointer that is not read
+    which = active if offered is None else anything, anything if offered is None else offered
+    given = (first, token, log_q, *which, anything if limit is None else limit, anything if blame is None else blame)
     rows = taken.numel()
     _append[(triton.cdiv(rows, BLOCK),)](
         tokens,
         token_log_q,
         *state,
-        *given,
+        *(x.contiguous() for x in given),
         end,
         end if next_state is None else next_state,
         *new,
         taken,
+        going,
+        one,
         rows,
         tokens.shape[-1],
         0 if next_state is None else next_state.shape[0],
@@ -148,8 +170,10 @@ def append(
         factor,
         steps,
         next_state is not None,
+        blame is not None,
+        limit is not None,
         *reasons,
         BLOCK,
         num_warps=4,
     )
-    return *new, taken
+    return *new, taken, going, one

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from smcgen.errors import ModelError
+from smcgen.kernels.device import on_triton
+from smcgen.kernels.unread import unread
 from smcgen.lm.base import LanguageModel
 
 
@@ -61,20 +63,17 @@ class Reader:
         """int64 [copies, groups, particles]: tokens read."""
         return self.context.length.view(self.shape)
 
-    def unread(self, tokens: torch.Tensor, length: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Committed tokens that this model has not read yet.
-
-        Args:
-            tokens, length: int64 [groups, particles, L] and [groups, particles], the generated tokens.
-            width: the most that can be unread, 1 or 2.
-
-        Returns:
-            int64 [copies, groups, particles, width] and counts [copies, groups, particles] in 1..width.
-        """
-        counts = self.prompt_length + length - self.length
-        at = (length - counts)[..., None] + torch.arange(width, device=tokens.device)
-        found = tokens.expand(self.shape[0], -1, -1, -1).gather(-1, at.clamp(0, tokens.shape[-1] - 1))
-        return torch.where(at < 0, self.prompt_last[..., None], found), counts
+    def unread(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        alive: torch.Tensor,
+        width: int,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What this model has to read: the tokens of `alive` samples that it has not read yet, then `new` ones; see
+        `smcgen.kernels.unread`. At most `width`, 1 or 2, are unread."""
+        return unread(tokens, length, alive, self.length, self.prompt_length, self.prompt_last, width, new)
 
     def read(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Reads int64 [copies, groups, particles, T], the first `counts` [copies, groups, particles] of each row.
@@ -93,7 +92,11 @@ class Reader:
         self.lm.fork(self.context, (self.first + ancestors).flatten())
 
     def watch(self, log_prob: torch.Tensor, used: torch.Tensor) -> None:
-        """Remembers, without waiting for the device, whether a number that was used is NaN."""
+        """Remembers, without waiting for the device, whether a number that was `used` is NaN; last axes of `used` may be 1."""
+        if on_triton(log_prob):
+            from smcgen.kernels.gpu.watch import watch
+
+            return watch(self.broken, log_prob, used)
         self.broken |= (log_prob.isnan() & used).any()
 
     def verify(self) -> None:

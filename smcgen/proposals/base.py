@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,45 +71,59 @@ class Proposal(Protocol):
 class Drawing(Drawn):
     """A block under construction: tokens are committed one at a time, and after each the particle goes on, ends or dies.
 
-    The tensors have one column more than `size`, into which rows that commit nothing write.
+    The tensors have one column more than `size`, into which rows that commit nothing write; before it they are 0 beyond
+    `counts`.
 
     Attributes:
+        limit: int64 [G, N], how many tokens each particle may commit at most; None if nothing but its end stops it.
         refused: bool [G, N], a hard potential has refused a token that its mask let through.
     """
 
-    def __init__(self, particles: Particles, size: int, factors: int):
+    def __init__(self, particles: Particles, size: int, factors: int, limit: torch.Tensor | None = None):
         shape, device = particles.length.shape, particles.length.device
-        self.first = particles.length
+        self.first, self.limit = particles.length, limit
         self.size = size
-        self.tokens = torch.zeros(*shape, size + 1, dtype=torch.int64, device=device)
-        self.token_log_q = torch.zeros(*shape, size + 1, dtype=torch.float64, device=device)
-        self.token_log_p = torch.zeros(*shape, size + 1, factors, dtype=torch.float64, device=device)
-        self.counts = torch.zeros_like(particles.length)
-        self.log_weight = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.log_z = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.log_left = torch.zeros_like(self.token_log_q)
-        self.judged = self.accepted = torch.zeros_like(particles.length)
+        wide = (*shape, size + 1)
+        self.tokens, self.counts, self.judged = _zeros([wide, shape, shape], torch.int64, device)
+        real = [wide, wide, shape, shape, (*wide, factors)]
+        self.token_log_q, self.log_left, self.log_weight, self.log_z, self.token_log_p = _zeros(real, torch.float64, device)
+        self.accepted = self.judged
         self.reason, self.stop_state, self.cause = particles.reason, particles.stop_state, particles.cause
         self.history, self.round = particles.history, particles.round
         self.reading = None
-        self.refused = torch.zeros_like(particles.alive)
+        self.refused = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._going: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def alive(self) -> torch.Tensor:
         """bool [G, N]: particles that may commit another token."""
         return self.reason == ALIVE
 
-    def commit(self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor) -> None:
+    def going(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Particles that are alive and have committed less than `limit`: bool [G, N], and the same as 0 or 1, int64 [G, N]."""
+        if self._going is None:
+            going = self.alive if self.limit is None else self.alive & (self.counts < self.limit)
+            self._going = going, going.long()
+        return self._going
+
+    def kill(self, dead: torch.Tensor, cause: torch.Tensor | int) -> None:
+        super().kill(dead, cause)
+        self._going = None
+
+    def commit(
+        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor | int
+    ) -> None:
         """Appends `token` int64 [G, N], drawn with log probability `log_q` float64 [G, N], where `active` bool [G, N].
 
-        A log probability of -inf says that nothing could be drawn: the particle dies of `cause`. The hard potentials read
-        the token, unless it ended the sample; what they say of it is there for `hear`."""
+        A log probability of -inf says that nothing could be drawn: the particle dies of `cause` int64 [G, N], -1 if no
+        potential is to blame. The hard potentials read the token, unless it ended the sample; what they say of it is there
+        for `hear`."""
         taken = self.append(world, active, token, log_q, cause)
         if world.potentials.hard:
             self.read(world, token, taken)
 
     def append(
-        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
+        self, world: World, active: torch.Tensor, token: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor | int
     ) -> torch.Tensor:
         """`commit` without the hard potentials: bool [G, N], where a token was appended."""
         if on_triton(token):
@@ -126,24 +141,22 @@ class Drawing(Drawn):
         self.kill(active & ~taken, cause)
         return taken
 
-    def append_all(
-        self, world: World, offered: torch.Tensor, tokens: torch.Tensor, log_q: torch.Tensor, cause: torch.Tensor
-    ) -> None:
+    def append_all(self, world: World, offered: torch.Tensor, tokens: torch.Tensor, log_q: torch.Tensor) -> None:
         """`append` to the live particles of `tokens` int64 [G, N, T] with `log_q` float64 [G, N, T], one after the other: the
         first `offered` int64 [G, N], up to the one that ends the sample."""
         if on_triton(tokens):
-            self._append_in_one(world, self.alive, tokens, log_q, cause, offered)
+            self._append_in_one(world, None, tokens, log_q, -1, offered)
             return
         for t in range(tokens.shape[-1]):
-            self.append(world, self.alive & (t < offered), tokens[..., t], log_q[..., t], cause)
+            self.append(world, self.alive & (t < offered), tokens[..., t], log_q[..., t], -1)
 
     def _append_in_one(
         self,
         world: World,
-        active: torch.Tensor,
+        active: torch.Tensor | None,
         token: torch.Tensor,
         log_q: torch.Tensor,
-        cause: torch.Tensor,
+        cause: torch.Tensor | int,
         offered: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`append` or `append_all` in one launch."""
@@ -151,11 +164,13 @@ class Drawing(Drawn):
 
         state = (self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight)
         rule = world.ending
-        *state, taken = append(
-            self.tokens, self.token_log_q, state, self.first, token, log_q, active, cause, rule.end, rule.next_state,
-            rule.max_tokens, HASH, (ALIVE, END, STOP, BUDGET, DEAD), offered,
+        blame = cause if isinstance(cause, torch.Tensor) else None
+        *state, taken, going, one = append(
+            self.tokens, self.token_log_q, state, self.first, token, log_q, active, blame, rule.end, rule.next_state,
+            rule.max_tokens, HASH, (ALIVE, END, STOP, BUDGET, DEAD), offered, self.limit,
         )  # fmt: skip
         self.counts, self.reason, self.stop_state, self.history, self.cause, self.log_weight = state
+        self._going = going, one
         return taken
 
     def read(self, world: World, token: torch.Tensor, taken: torch.Tensor) -> None:
@@ -178,13 +193,12 @@ class Drawing(Drawn):
         self.log_left.scatter_(-1, column, log_share.double()[..., None])
 
     def block(self) -> Block:
-        used = torch.arange(self.size, device=self.counts.device) < self.counts[..., None]
         return Block(
             tokens=self.tokens[..., :-1],
             counts=self.counts,
             log_weight=self.log_weight,
-            token_log_p=torch.where(used[..., None], self.token_log_p[..., :-1, :], 0.0),
-            token_log_q=torch.where(used, self.token_log_q[..., :-1], 0.0),
+            token_log_p=self.token_log_p[..., :-1, :],
+            token_log_q=self.token_log_q[..., :-1],
             reason=self.reason,
             stop_state=self.stop_state,
             history=self.history,
@@ -195,3 +209,10 @@ class Drawing(Drawn):
             accepted=self.accepted,
             reading=self.reading,
         )
+
+
+def _zeros(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Tensors of these shapes, all set to 0 at once."""
+    sizes = [math.prod(shape) for shape in shapes]
+    flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+    return [x.view(*shape) for x, shape in zip(flat.split(sizes), shapes, strict=True)]

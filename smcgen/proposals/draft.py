@@ -75,9 +75,8 @@ class DraftProposal:
         return world.ending.draftable(particles.length).clamp(max=self.drafted)
 
     def extend(self, particles: Particles, world: World) -> Block:
-        drawing = Drawing(particles, self.block, len(world.scorer.columns))
-        limit = self.limit(particles, world)
-        for _ in self._draft(drawing, particles, world, limit):
+        drawing = Drawing(particles, self.block, len(world.scorer.columns), self.limit(particles, world))
+        for _ in self._draft(drawing, particles, world):
             pass
         counts = drawing.counts
         asked = world.potentials.ask(drawing.alive, drawing.reading)
@@ -86,30 +85,29 @@ class DraftProposal:
         # The row after the last drafted token is scored with the others, of which it is no copy, and then left out.
         used = torch.arange(self.block, device=counts.device) < counts[..., None]
         log_p = world.scorer.score(logits, drawing.tokens[..., : self.block], used)[..., : self.drafted, :]
-        used = used[..., : self.drafted]
         drawing.token_log_p[..., : self.drafted, :] = log_p
         exponents = world.scorer.exponents * particles.scale[:, None]  # [G, J]
         target = (log_p * exponents[:, None, None, :]).sum((-1, -2))
-        proposal = torch.where(used, drawing.token_log_q[..., : self.drafted], 0.0).sum(-1)
+        proposal = drawing.token_log_q[..., : self.drafted].sum(-1)
         drawing.log_weight = drawing.log_weight + torch.where(drawing.log_weight > -torch.inf, target - proposal, 0.0)
-        drawing.kill(target == -torch.inf, torch.full_like(counts, -1))  # a token that the target truncates away
+        drawing.kill(target == -torch.inf, -1)  # a token that the target truncates away
         draw_local(drawing, particles, world, logits, asked)
         return drawing.block()
 
-    def _draft(self, drawing: Drawing, particles: Particles, world: World, limit: torch.Tensor) -> Iterator[Step]:
-        """Commits up to `limit` [G, R] tokens from the draft, one a step."""
+    def _draft(self, drawing: Drawing, particles: Particles, world: World) -> Iterator[Step]:
+        """Commits tokens from the draft, one a step, up to the limit of `drawing`."""
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         token = particles.length  # any int64 [G, N]; replaced by the first draw
         for k in range(self.drafted):
-            active = drawing.alive & (k < limit)
+            active, one = drawing.going()
             asked = world.potentials.ask(active, drawing.reading)  # the host is at it while the draft reads
             if k == 0:
                 logits = self._first(particles)
             else:
-                logits = self.reader.read(token[None, ..., None], active[None].long())[0, :, :, 0]
+                logits = self.reader.read(token[None, ..., None], one[None])[0, :, :, 0]
             if drawing.hear() is not None:
-                active = drawing.alive & (k < limit)
-            bits, cause = asked.bits(active)
+                active, _ = drawing.going()
+            bits, cause = asked.bits(active) if world.potentials.hard else (None, -1)
             law = truncate(logits, self.temperature, *self.truncation)
             step = Step(law, self.temperature, bits)
             allowed = bits if law.is_cuda else step.allowed
@@ -124,8 +122,8 @@ class DraftProposal:
 
     def _first(self, particles: Particles) -> torch.Tensor:
         """The draft reads what it has not read of the samples: logits [G, R, V] after their last tokens."""
-        tokens, unread = self.reader.unread(particles.tokens, particles.length, 2)
-        logits = self.reader.read(tokens, torch.where(particles.alive, unread, 0))
+        tokens, unread = self.reader.unread(particles.tokens, particles.length, particles.alive, 2)
+        logits = self.reader.read(tokens, unread)
         row = (unread - 1).clamp(min=0)[..., None, None].expand(*unread.shape, 1, logits.shape[-1])
         return logits.gather(-2, row)[0, :, :, 0]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smcgen.kernels.verify import Verdict, verify
+from smcgen.kernels.verify import Verdict, totals, verify
 from smcgen.proposals.base import World
 from smcgen.smc.chains import pick
 from smcgen.smc.keys import ACCEPT, BONUS
@@ -42,9 +42,9 @@ class Judged:
     verdict: Verdict  # its rows are the particles of all groups
     tokens: torch.Tensor  # int64 [G, N, K + 1]
     log_law: torch.Tensor  # float64 [G, N, K + 1]
-    accepted: torch.Tensor  # int64 [G, N], 0 for particles that are not alive
-    refused: torch.Tensor  # bool [G, N], a hard potential refused the last of the tokens accepted
-    cause: torch.Tensor  # int64 [G, N], the potential that leaves no token to end the block with, -1 if none
+    accepted: torch.Tensor  # int64 [G, N], 0 for particles that are not alive: they have drafted nothing
+    refused: torch.Tensor | None  # bool [G, N], a hard potential refused the last of the tokens accepted; None without any
+    cause: torch.Tensor | int  # int64 [G, N], the potential that leaves no token to end the block with, -1 if none
 
 
 def judge(judgement: Judgement) -> Judged:
@@ -75,14 +75,13 @@ def judge(judgement: Judgement) -> Judged:
         allowed=None if allowed is None else rows(allowed),
         block=judgement.whole,
     )
-    alive = particles.alive
-    accepted = torch.where(alive, verdict.accepted.view(shape), 0)
-    drawing.accepted, drawing.judged = accepted, accepted + (alive & verdict.rejected.view(shape))
+    alive, accepted = particles.alive, verdict.accepted.view(shape)
+    drawing.accepted, drawing.judged = accepted, accepted + verdict.rejected.view(shape)
     if chains > 1:
-        judgement.row = torch.where(alive, judgement.first + verdict.chain.view(shape), judgement.first)
+        judgement.row = judgement.first + verdict.chain.view(shape)
     scorer.readers[0].watch(verdict.log_z.view(*shape, -1), alive[..., None])
-    refused = torch.zeros_like(alive)
-    if allowed is not None:
+    refused = None
+    if isinstance(cause, torch.Tensor):
         whole = alive & (accepted == pick(draft.counts, judgement.row))
         refused = whole & (accepted > 0) & pick(draft.refused, judgement.row)
         cause = torch.where(whole, pick(cause, judgement.row), -1)
@@ -90,13 +89,13 @@ def judge(judgement: Judgement) -> Judged:
     return Judged(verdict, tokens, log_law, accepted, refused, cause)
 
 
-def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor]:
+def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor | int]:
     """The tokens that the hard potentials allow at every position of every chain, int32 [G, N * M, K + 1, words], None without
-    hard potentials; and which of them leaves none after all that was drafted, int64 [G, N * M] (rows of particles likewise)."""
+    hard potentials; and which of them leaves none after all that was drafted, int64 [G, N * M], or -1 without."""
     draft, steps = judgement.draft, judgement.steps
     bits = [step.bits for step in steps if step.bits is not None]
     if not bits:
-        return None, torch.full_like(judgement.row, -1)
+        return None, -1
     assert judgement.asked is not None
     last, cause = judgement.asked.bits(draft.alive)
     assert last is not None
@@ -110,28 +109,25 @@ def _allowed(judgement: Judgement) -> tuple[torch.Tensor | None, torch.Tensor]:
 def accept(judgement: Judgement, judged: Judged) -> None:
     """Takes the accepted tokens; without hard potentials, which still have to be brought there, the last one too."""
     world, drawing = judgement.world, judgement.drawing
-    hard = bool(world.potentials.hard)
-    offered = judged.accepted if hard else judged.accepted + 1
-    drawing.append_all(world, offered, judged.tokens, judged.log_law, torch.full_like(offered, -1))
-    if hard:
+    offered = judged.accepted if world.potentials.hard else judged.accepted + 1
+    drawing.append_all(world, offered, judged.tokens, judged.log_law)
+    if judged.refused is not None:
         drawing.kill(judged.refused, pick(judgement.draft.cause, judgement.row))
 
 
 def end(judgement: Judgement, judged: Judged) -> None:
     """Takes the token that ends each block, and the weights of all that were taken."""
     world, drawing, verdict = judgement.world, judgement.drawing, judged.verdict
-    shape = judged.accepted.shape
-    place = torch.arange(verdict.tokens.shape[1], device=judged.accepted.device)
+    shape, positions = judged.accepted.shape, verdict.tokens.shape[1]
     if world.potentials.hard:
         active = drawing.alive
-        reached = place < (judged.accepted + active)[..., None]
-        drawing.log_left[..., : len(place)] = torch.where(reached, verdict.log_left.view(*shape, -1), 0.0)
+        reached = torch.arange(positions, device=active.device) < (judged.accepted + active)[..., None]
+        drawing.log_left[..., :positions] = torch.where(reached, verdict.log_left.view(*shape, -1), 0.0)
         token, law = (x.gather(-1, judged.accepted[..., None])[..., 0] for x in (judged.tokens, judged.log_law))
         taken = drawing.append(world, active, token, law, judged.cause)
         drawing.read(world, token, taken)
 
-    used = place < drawing.counts[..., None]
-    gain, log_z = (torch.where(used, x.view(*shape, -1), 0.0).sum(-1) for x in (verdict.log_gain, verdict.log_z))
-    drawing.token_log_p[..., : len(place), 0] = verdict.log_p.view(*shape, -1)
-    drawing.log_weight = drawing.log_weight + gain
-    drawing.log_z = drawing.log_z + log_z
+    gain, log_z, log_p = totals(verdict, drawing.counts.flatten())
+    drawing.token_log_p[..., :positions, 0] = log_p.view(*shape, -1)
+    drawing.log_weight = drawing.log_weight + gain.view(shape)
+    drawing.log_z = log_z.view(shape)

@@ -11,6 +11,8 @@ s = 1 makes L = p~: nothing is approximated, whatever the draft. s infinite is `
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from smcgen.kernels.categorical import draw
@@ -27,6 +29,8 @@ from smcgen.smc.host import asks
 from smcgen.smc.keys import ACCEPT, BONUS, DRAFT
 from smcgen.smc.particles import Block, Particles
 from smcgen.target import Truncation
+
+DRAFTED = ("tokens", "length", "reason", "stop_state", "history", "cause")  # of the particles, what each chain begins with
 
 
 class LenientProposal(DraftProposal):
@@ -62,10 +66,11 @@ class LenientProposal(DraftProposal):
         return world.keys.uniform(DRAFT, drawing.round, step, drawing.counts.shape[1])
 
     def extend(self, particles: Particles, world: World) -> Block:
-        rows = widen(torch.arange(particles.length.shape[1], device=particles.length.device)[None], self.chains)
-        wide = particles if self.chains == 1 else particles.select(rows.expand(len(particles.length), -1))
-        draft = Drawing(wide, self.drafted, 0)
-        steps = list(self._draft(draft, wide, world, self.limit(wide, world)))
+        wide = particles
+        if self.chains > 1:
+            wide = replace(particles, **{name: widen(getattr(particles, name), self.chains) for name in DRAFTED})
+        draft = Drawing(wide, self.drafted, 0, self.limit(wide, world))
+        steps = list(self._draft(draft, wide, world))
         asked = world.potentials.ask(draft.alive, draft.reading) if judged.applies(world) else None
         logits = world.scorer.read(wide, draft.tokens[..., : self.drafted], draft.counts)
         draft.hear()
@@ -106,7 +111,7 @@ class Judgement:
         self.drawing = Drawing(particles, proposal.block, len(world.scorer.columns))
         groups, count = particles.length.shape
         device = particles.length.device
-        self.first = (torch.arange(count, device=device) * self.chains).expand(groups, -1)
+        self.first = torch.arange(0, count * self.chains, self.chains, device=device).expand(groups, -1)
         self.row = self.first
 
     def block(self) -> Block:
@@ -146,7 +151,7 @@ class Judgement:
         allowed = None if step.allowed is None else pick(step.allowed, self.row)
         rows, log_p, log_z = self._target(torch.full_like(self.row, k), allowed, going)
         stuck = going & (log_z == -torch.inf)  # the target has no mass on any allowed token
-        self.drawing.kill(stuck, torch.full_like(self.row, -1))
+        self.drawing.kill(stuck, -1)
         candidates, going = candidates & ~stuck[..., None], going & ~stuck
         log_q = self._draft_law(step, allowed)
         level = levels(log_p, log_q, candidates, self.leniency)
@@ -209,7 +214,7 @@ class Judgement:
     ) -> torch.Tensor:
         """Appends tokens [G, N] where `active`, with the weight log Z_t + gain; rows: each factor's logits [G, N, V]."""
         drawing, at = self.drawing, self.drawing.counts
-        taken = drawing.append(self.world, active, token, law, torch.full_like(token, -1) if cause is None else cause)
+        taken = drawing.append(self.world, active, token, law, -1 if cause is None else cause)
         log_p = self.world.scorer.score([x[:, :, None] for x in rows], token[..., None], taken[..., None])
         column = torch.where(taken, at, drawing.size)[..., None, None].expand(*at.shape, 1, log_p.shape[-1])
         drawing.token_log_p.scatter_(2, column, log_p)

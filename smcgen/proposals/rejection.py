@@ -88,7 +88,9 @@ class RejectionProposal:
         assert log_z is not None
         log_good = log_z + estimate.log()
         drawing.leave(drawing.alive, log_good - total)
-        commit_local(drawing, world, rows, drawing.alive, chosen, log_q, log_good, cause)
+        drawn = drawing.alive & (log_q > -torch.inf)
+        log_p = world.scorer.score([x[:, :, None] for x in rows], chosen[..., None], drawn[..., None])[:, :, 0]
+        commit_local(drawing, world, log_p, drawing.alive, chosen, log_q, log_good, cause)
         return drawing.block()
 
 

@@ -40,14 +40,16 @@ class Rivals:
         for reader in self.readers:
             reader.admit(groups, prompts)
 
-    def unread(self, tokens: torch.Tensor, length: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def unread(
+        self, tokens: torch.Tensor, length: torch.Tensor, alive: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """As in `Reader`, of the chosen draft of each group; as wide as it must be."""
         counts = [reader.prompt_length + length - reader.length for reader in self.readers]
         chosen = self._chosen(counts)
         width = max(width, int(chosen.max()))
-        found = [reader.unread(tokens, length, width)[0] for reader in self.readers]
+        found, counts = zip(*(reader.unread(tokens, length, alive, width) for reader in self.readers), strict=True)
         # Each reader places its own count of unread tokens at the front.
-        return self._chosen(found), chosen
+        return self._chosen(found), self._chosen(counts)
 
     def read(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         logits = []
@@ -209,7 +211,7 @@ class RivalProposal(LenientProposal):
         reads = groups[:, None] & widen(particles.alive & (block.counts > 0), self.chains) & first
         behind = torch.where(reads, reader.prompt_length + length - reader.length, 0)
         width = max(int(behind.max()), 1)
-        unread, _ = reader.unread(widen(tokens, self.chains), length, width)
+        unread, _ = reader.unread(widen(tokens, self.chains), length, reads, width)
         logits = reader.read(unread, behind)[0, :, :: self.chains]
         if self.chains > 1:
             reader.fork(widen(torch.arange(particles.length.shape[1], device=length.device)[None], self.chains) * self.chains)

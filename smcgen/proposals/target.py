@@ -52,16 +52,17 @@ def draw_local(drawing: Drawing, particles: Particles, world: World, logits: Seq
     uniform = world.uniform(BONUS, drawing)
     rows = next_rows(drawing, logits)
     allowed, cause = allowed_next(drawing, particles, world, active, asked)
-    drawn = world.scorer.draw(rows, particles.scale, uniform, allowed, active)
+    drawn, log_p = world.scorer.draw(rows, particles.scale, uniform, allowed, active)
     if allowed is not None:
         drawing.leave(active, drawn.log_left)
-    commit_local(drawing, world, rows, active, drawn.token, drawn.log_q, drawn.log_z, cause)
+    commit_local(drawing, world, log_p, active, drawn.token, drawn.log_q, drawn.log_z, cause)
 
 
 def next_rows(drawing: Drawing, logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Per factor, the logits [G, N, V] after each particle's last committed token; see `draw_local`."""
-    row = drawing.counts.clamp(max=logits[0].shape[-2] - 1)
-    return [x.gather(2, row[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
+    if logits[0].shape[2] == 1:
+        return [x[:, :, 0] for x in logits]
+    return [x.gather(2, drawing.counts[..., None, None].expand(-1, -1, 1, x.shape[-1]))[:, :, 0] for x in logits]
 
 
 def allowed_next(
@@ -107,19 +108,19 @@ def local_target(
 def commit_local(
     drawing: Drawing,
     world: World,
-    rows: Sequence[torch.Tensor],
+    log_p: torch.Tensor,
     active: torch.Tensor,
     token: torch.Tensor,
     log_q: torch.Tensor,
     log_weight: torch.Tensor,
     cause: torch.Tensor,
 ) -> None:
-    """Commits `token` int64 [G, N], drawn with log probability `log_q`, where `active`, and adds `log_weight` float64 [G, N];
-    a particle of log probability -inf dies of `cause`."""
+    """Commits `token` int64 [G, N] of `log_p` float64 [G, N, J], drawn with log probability `log_q`, where `active`, and adds
+    `log_weight` float64 [G, N]; a particle of log probability -inf dies of `cause`."""
     at = drawing.counts
-    used = active & (log_q != -torch.inf)
-    log_p = world.scorer.score([x[:, :, None] for x in rows], token[..., None], used[..., None])
-    column = torch.where(used, at, drawing.size)[..., None, None].expand(*at.shape, 1, log_p.shape[-1])
-    drawing.token_log_p.scatter_(2, column, log_p)
-    drawing.log_weight = drawing.log_weight + torch.where(used, log_weight, 0.0)
-    drawing.commit(world, active, token, log_q, cause)
+    taken = drawing.append(world, active, token, log_q, cause)
+    column = torch.where(taken, at, drawing.size)[..., None, None].expand(*at.shape, 1, log_p.shape[-1])
+    drawing.token_log_p.scatter_(2, column, log_p[:, :, None])
+    drawing.log_weight = drawing.log_weight + torch.where(taken, log_weight, 0.0)
+    if world.potentials.hard:
+        drawing.read(world, token, taken)

@@ -74,12 +74,9 @@ class Scorer:
         """Every model reads the last committed token, then `tokens` int64 [G, N, T] (the first `counts` [G, N]) of live rows.
 
         Returns, for each factor, logits [G, N, T + 1, V], truncated: entry t is for the token after the t-th new one."""
-        logits = []
+        logits, alive = [], particles.alive
         for reader in self.readers:
-            last, _ = reader.unread(particles.tokens, particles.length, 1)
-            block = torch.cat([last, tokens.expand(reader.shape[0], *tokens.shape)], -1)
-            real = torch.where(particles.alive, counts + 1, 0).expand(reader.shape)
-            logits.append(reader.read(block, real))
+            logits.append(reader.read(*reader.unread(particles.tokens, particles.length, alive, 1, (tokens, counts))))
         laws = zip(self.columns, self.temperatures, self.truncations, strict=True)
         return [truncate(logits[r][c], temperature, *truncation) for (r, c), temperature, truncation in laws]
 
@@ -92,7 +89,8 @@ class Scorer:
             log_p = score(logits[j], tokens, self.temperatures[j])
             self.readers[r].watch(log_p, used)
             columns.append(log_p)
-        found = torch.where(used[..., None], torch.stack(columns, -1), 0.0)
+        found = columns[0][..., None] if len(columns) == 1 else torch.stack(columns, -1)
+        found = torch.where(used[..., None], found, 0.0)
         if self.contrast:
             self.infinite |= ((self.exponents * found).sum(-1) == torch.inf).any()
         return found
@@ -119,17 +117,18 @@ class Scorer:
         uniform: torch.Tensor,
         allowed: torch.Tensor | None,
         used: torch.Tensor,
-    ) -> Drawn:
+    ) -> tuple[Drawn, torch.Tensor]:
         """One token per row from the local target on the allowed tokens: arguments as in `local`, uniform float64 [G, N],
-        allowed bool [G, N, V] or None."""
+        allowed bool [G, N, V] or None. Also log p_j of each token, float64 [G, N, J]; it means nothing where none was drawn."""
         if len(self.columns) == 1 and not self.contrast:
             drawn = power_draw(logits[0], uniform, self.temperatures[0], (self.exponents[0] * scale)[:, None], allowed)
             self.readers[0].watch(drawn.log_z, used)
-            return drawn
+            return drawn, drawn.log_p[..., None]
         law = self.local(logits, scale, used)
         token, log_q, log_z = draw(law, uniform, allowed)
         left = torch.zeros_like(log_z) if allowed is None else log_z - law.logsumexp(-1)
-        return Drawn(token, log_q, log_z, log_q + log_z, left)
+        log_p = self.score([x[:, :, None] for x in logits], token[..., None], (used & (log_q != -torch.inf))[..., None])
+        return Drawn(token, log_q, log_z, log_q + log_z, left), log_p[:, :, 0]
 
     def verify(self) -> None:
         """Raises UsageError if a token was seen that a model with a negative exponent gives probability 0 and others do not."""

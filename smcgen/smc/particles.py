@@ -137,8 +137,8 @@ class Drawn:
     cause: torch.Tensor  # int64 [G, N]
     reading: Reading | None
 
-    def kill(self, dead: torch.Tensor, cause: torch.Tensor) -> None:
-        """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N]."""
+    def kill(self, dead: torch.Tensor, cause: torch.Tensor | int) -> None:
+        """These particles (bool [G, N]) have weight 0, because of potential `cause` int64 [G, N], -1 if none is to blame."""
         self.reason = torch.where(dead, DEAD, self.reason)
         self.cause = torch.where(dead, cause, self.cause)
         self.log_weight = torch.where(dead, -torch.inf, self.log_weight)
