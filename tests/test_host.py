@@ -137,6 +137,9 @@ def test_a_wait_is_used(there):
     host, done = Host(CPU), []
 
     class Event:
+        def record(self) -> None:
+            pass
+
         def query(self) -> bool:
             return there
 
@@ -150,10 +153,47 @@ def test_a_wait_is_used(there):
     assert done == ["done"]
     parcel: Any = Parcel([task], None)
     parcel.event = Event()
-    parcel.event.record = lambda: None
     host._send(parcel)
     host.join()
     assert done[1:] == [*([] if there else ["meanwhile"]), "waited", "done"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_what_nobody_waits_for_is_put_off(monkeypatch, ended, kept, used):
+    """If the run's own tasks have nothing to do, and then only."""
+    monkeypatch.setattr(module, "ASIDE", ("cpu",))
+    host, done, gate = Host(CPU), [], threading.Event()
+
+    def read(x: torch.Tensor, out: torch.Tensor) -> None:
+        assert not put_off or gate.wait(10)
+        done.append("read")
+
+    def close(x: torch.Tensor, out: torch.Tensor) -> None:
+        done.append("close")
+        out.fill_(1)
+
+    kind, given = ((2,), torch.float64), torch.tensor([ended])
+    tasks = [Task(read, [given], kind, True), Task(close, [given], kind, False, lambda x: not x.any())]
+    parcel = Parcel(tasks, None, kept)
+    parcel.pack(lambda size, dtype: torch.full((size,), 5).to(dtype))
+    assert not used or tasks[0].output is not None
+    assert tasks[1].output is not None  # as a recording asks for it
+    put_off = kept and not used and not ended
+    for _ in range(2):  # as when a recording is played again
+        done.clear()
+        gate.clear()
+        host._send(parcel)
+        host.join()
+        assert done == ([] if put_off else ["read", "close"])
+        assert tasks[1].result is not None
+        assert tasks[1].result.tolist() == ([0, 0] if put_off else [1, 1])
+        host.later(lambda x: done.append("fork"), [given], lazy=True, aside=True)
+        host.send()
+        gate.set()
+        host.join()
+        assert done == [*(["read"] if put_off else ["read", "close"]), "fork"]
 
 
 @pytest.mark.parametrize("leniency", [2.0, math.inf])
@@ -171,9 +211,11 @@ def test_recorded_rounds_with_a_thread_beside_draw_the_same(monkeypatch, lenienc
         threads["user"].add(threading.get_ident())
         return 0.1 * len(text)
 
+    put_off, early = [], Parcel.early
+    monkeypatch.setattr(Parcel, "early", lambda self: put_off.append(early(self)) or put_off[-1])
     monkeypatch.setattr(Constraint, "extend", watched)
     monkeypatch.setattr(graph, "Capture", tape.Capture)
-    for extra in (likes_b, user):
+    for extra in (sg.length(1, 12), likes_b, user):
         found = []
         for wanted in (True, False):
             monkeypatch.setattr(graph, "recordable", lambda *_, wanted=wanted: wanted)
@@ -184,3 +226,4 @@ def test_recorded_rounds_with_a_thread_beside_draw_the_same(monkeypatch, lenienc
                 assert threads["grammar"] - {threading.get_ident()}
         same(*found)
     assert threads["user"] == {threading.get_ident()}
+    assert {True, False} <= set(put_off)

@@ -325,7 +325,8 @@ class Potentials:
 
             kind = (len(hosted), ended.numel()), torch.float64
             sample = [ended.flatten(), tokens.flatten(0, 1), length.flatten(), reason.flatten()]
-            task = self.host.later(work, sample, kind)
+            # Where no text has ended nobody has to wait until the last token is read.
+            task = self.host.later(work, sample, kind, idle=lambda ended, *_: not ended.any())
         here = {}
         if len(hosted) < len(which):
             last = tokens.gather(-1, (length - 1).clamp(min=0)[..., None])[..., 0]

@@ -48,6 +48,7 @@ class Task:
         inputs: on the device. They must not be written to before the work is done.
         kind: shape and dtype of the result, if there is one.
         aside: any thread may do it.
+        idle: of the inputs, whether there is nothing to do, whatever comes before it: the result is 0.
         sent, result: the inputs and the result on the host.
     """
 
@@ -55,6 +56,7 @@ class Task:
     inputs: list[torch.Tensor]
     kind: tuple[Sequence[int], torch.dtype] | None
     aside: bool
+    idle: Callable[..., bool] | None = None
     sent: list[torch.Tensor] = field(default_factory=list)
     result: torch.Tensor | None = None
     apart: bool = False  # the host has a memory of its own
@@ -65,9 +67,14 @@ class Task:
         """The result on the device, there after `Host.join`. It is copied when it is first asked for."""
         assert self.result is not None
         if self._output is None:
-            there = self.result
-            self._output = torch.empty_like(there, device=self.inputs[0].device).copy_(there, True) if self.apart else there
+            there, device = self.result, self.inputs[0].device
+            self._output = torch.empty_like(there, device=device).copy_(there, non_blocking=True) if self.apart else there
         return self._output
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody has asked for the result."""
+        return self._output is not None
 
     def do(self) -> None:
         self.work(*self.sent, *([] if self.result is None else [self.result]))
@@ -79,11 +86,13 @@ class Parcel:
 
     Attributes:
         event: after the copies, on a GPU.
+        kept: of a recording: who asks for results is known when it is sent.
         doing: waits for another thread that is at it, and returns what `do` does.
     """
 
     tasks: list[Task]
     event: torch.cuda.Event | None
+    kept: bool = False
     doing: Callable[[], float] | None = None
 
     def pack(self, room: Callable[[int, torch.dtype], torch.Tensor]) -> None:
@@ -109,6 +118,28 @@ class Parcel:
         began = time.perf_counter()
         for task in self.tasks:
             task.do()
+        return time.perf_counter() - began
+
+    def early(self) -> bool:
+        """Puts off what any thread may do and nobody waits for, if there is nothing else to do: whether it is put off."""
+        mine = [task for task in self.tasks if not task.aside]
+        if not self.kept or len(mine) == len(self.tasks) or any(task.aside and task.used for task in self.tasks):
+            return False
+        if self.event is not None:
+            self.event.synchronize()
+        if not all(task.idle is not None and task.idle(*task.sent) for task in mine):
+            return False
+        for task in mine:
+            if task.result is not None:
+                task.result.zero_()
+        return True
+
+    def do_aside(self) -> float:
+        """Carries out what any thread may do, all that is left."""
+        began = time.perf_counter()
+        for task in self.tasks:
+            if task.aside:
+                task.do()
         return time.perf_counter() - began
 
     def end(self) -> float:
@@ -141,10 +172,11 @@ class Host:
         kind: tuple[Sequence[int], torch.dtype] | None = None,
         lazy: bool = False,
         aside: bool = False,
+        idle: Callable[..., bool] | None = None,
     ) -> Task:
-        """Notes a task with a result of this shape and dtype, or none; `aside`: any thread may do it. On a CPU, where nothing
+        """Notes a task with a result of this shape and dtype, or none; `aside` and `idle` as in `Task`. On a CPU, where nothing
         is gained by waiting, it is done at once unless it is `lazy`: one that other threads prepare meanwhile."""
-        task = Task(work, list(inputs), kind, aside)
+        task = Task(work, list(inputs), kind, aside, idle)
         self._noted.append(task)
         if self.device.type == "cpu" and self.recorder is None and not lazy:
             self.join()
@@ -168,7 +200,7 @@ class Host:
             return []
         tasks, self._noted = self._noted, []
         self._expected = True
-        parcel = Parcel(tasks, torch.cuda.Event() if self.device.type == "cuda" else None)
+        parcel = Parcel(tasks, torch.cuda.Event() if self.device.type == "cuda" else None, self.recorder is not None)
         if parcel.event is not None or self.recorder is not None:
             parcel.pack(self._room)
         else:  # the tensors serve themselves
@@ -202,14 +234,19 @@ class Host:
             parcel.doing = begin(parcel.do)
 
     def _do(self) -> None:
-        sent, self._sent = self._sent, []
+        left, self._sent = self._sent, []
         try:
-            for parcel in sent:
+            while left:
+                parcel = left.pop(0)
                 if parcel.doing is None and parcel.event is not None and not parcel.event.query():
                     self.meanwhile()
-                self.seconds += parcel.end()
+                if not left and parcel.doing is None and self.device.type in ASIDE and parcel.early():
+                    parcel.doing = begin(parcel.do_aside)
+                    self._sent.append(parcel)  # waited for when somebody joins again
+                else:
+                    self.seconds += parcel.end()
         finally:  # after an error too nobody is at work any more
-            for parcel in sent:
+            for parcel in left:
                 if parcel.doing is not None:
                     with contextlib.suppress(BaseException):
                         parcel.end()
