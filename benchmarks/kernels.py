@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def attending(tiny: bool) -> Iterator[Case]:
         own = 24 + steps
         common, each = prompt // page, -(-own // page)
 
-        def make(i: int, rows=rows, steps=steps, prompt=prompt, common=common, each=each) -> tuple[Thunk, Thunk]:
+        def make(i: int, rows=rows, steps=steps, prompt=prompt, common=common, each=each, new=False) -> tuple[Thunk, Thunk]:
             count = 1 + common + rows * each
             keys, values = (normal(count, kv_heads, page, dim, seed=i + j, scale=1.0) for j in (0, 500))
             query = normal(rows, heads, steps, dim, seed=i, scale=1.0)
@@ -246,13 +247,27 @@ def attending(tiny: bool) -> Iterator[Case]:
             length = torch.full((rows,), prompt + 24, device=DEVICE)
             shared = torch.full((1,), common, dtype=torch.int32, device=DEVICE) if rows > 1 else None
             scale = dim**-0.5
+            if new:
+                key, value = (normal(rows, kv_heads, steps, dim, seed=i + j, scale=1.0) for j in (1000, 1500))
+                angle = uniform(table.shape[1] * page, dim // 2).repeat(1, 2)
+                rope = angle.cos().to(DTYPE), angle.sin().to(DTYPE)
+                counts = torch.full_like(length, steps)
+                tokens = gpu_attention.New(key, value, counts, rope, None)
+                where = (keys, values, table, length)
+                return (
+                    lambda: gpu_attention.attend(query, *where, scale, shared=shared, new=tokens),
+                    plainly(attention.attend_new, query, key, value, *where, counts, scale, rope=rope),
+                )
             return (
                 lambda: gpu_attention.attend(query, keys, values, table, length, scale, shared=shared),
                 plainly(attention.paged_attention, query, keys, values, table, length, scale),
             )
 
         moved = 2 * (prompt + rows * own) * kv_heads * dim * DTYPE.itemsize + 2 * rows * steps * heads * dim * DTYPE.itemsize
-        yield Case("attention", f"{rows} rows x {steps}, {prompt} shared + {own} tokens", moved, make)
+        shape = f"{rows} rows x {steps}, {prompt} shared + {own} tokens"
+        yield Case("attention", shape, moved, make)
+        moved += 2 * rows * steps * kv_heads * dim * DTYPE.itemsize
+        yield Case("attend_new", shape, moved, partial(make, new=True))
 
 
 def page_moves(tiny: bool) -> Iterator[Case]:
