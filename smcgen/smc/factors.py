@@ -258,8 +258,8 @@ class Potentials:
 
         def work(rows: torch.Tensor, out: torch.Tensor) -> None:
             rows = not_refused(rows, refused)
+            out.numpy().fill(-1)  # torch would wake its threads for it
             for i, bits in zip(hosted, out, strict=True):
-                bits.fill_(-1)
                 self.bound[i].mask(self.states[i], bits, rows)
 
         # Other threads may fill masks meanwhile, on a CPU too.
@@ -345,6 +345,8 @@ class Potentials:
         self._fork(self.hard, rows)
 
     def _fork(self, which: Sequence[int], places: torch.Tensor) -> None:
+        if not which:
+            return
         groups, rows = places.shape
         flat = (places + torch.arange(groups, device=places.device)[:, None] * rows).flatten()
         self._each(which, flat, lambda i, rows: self.bound[i].fork(self.states[i], rows))
