@@ -24,7 +24,7 @@ from smcgen.proposals.base import Proposal, World
 from smcgen.proposals.draft import DraftProposal
 from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.target import TargetProposal
-from smcgen.smc.host import Host, recording
+from smcgen.smc.host import Host, pack, recording
 from smcgen.smc.particles import Particles, RoundInfo
 from smcgen.smc.round import Algorithm, step
 
@@ -68,21 +68,17 @@ class Report:
 
 
 def _to_host(values: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """Sends values of a GPU to the host as one piece of memory, for a copy costs 3 us however little it carries. What is
-    returned waits for it."""
-    order = sorted(range(len(values)), key=lambda i: -values[i].element_size())  # each begins at a multiple of its size
-    packed = torch.cat([values[i].reshape(-1).view(torch.uint8) for i in order])
+    """Sends values of a GPU to the host as one piece of memory. What is returned waits for it."""
+    packed, unpack = pack(values)
     pinned = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
     copied = torch.cuda.Event() if packed.is_cuda else None
     if copied is not None:
         copied.record()
-    kinds = [(value.dtype, value.shape, value.nbytes) for value in values]
 
     def read() -> list[torch.Tensor]:
         if copied is not None:
             copied.synchronize()
-        parts = dict(zip(order, pinned.clone().split([kinds[i][2] for i in order]), strict=True))
-        return [parts[i].view(dtype).view(shape) for i, (dtype, shape, _) in enumerate(kinds)]
+        return unpack(pinned.clone())
 
     return read
 

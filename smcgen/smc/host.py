@@ -97,14 +97,10 @@ class Parcel:
 
     def pack(self, room: Callable[[int, torch.dtype], torch.Tensor]) -> None:
         """Copies all inputs in one piece into what `room` gives, and makes room for the results."""
-        tensors = [x for task in self.tasks for x in task.inputs]
-        # The largest elements come first, so that all are where their size wants them to be.
-        order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-        flat = [tensors[i].reshape(-1).view(torch.uint8) for i in order]
-        there = room(sum(map(len, flat)), torch.uint8)
-        there.copy_(torch.cat(flat) if len(flat) > 1 else flat[0], non_blocking=True)
-        pieces = dict(zip(order, there.split([len(x) for x in flat]), strict=True))
-        sent = (pieces[i].view(x.dtype).view(x.shape) for i, x in enumerate(tensors))
+        packed, unpack = pack([x for task in self.tasks for x in task.inputs])
+        there = room(len(packed), torch.uint8)
+        there.copy_(packed, non_blocking=True)
+        sent = iter(unpack(there))
         for task in self.tasks:
             task.sent, task.apart = [next(sent) for _ in task.inputs], True
             if task.kind is not None:
@@ -255,6 +251,21 @@ class Host:
         """After a recording, whether or not it has succeeded."""
         self.recorder, self._expected = None, False
         self._noted.clear()
+
+
+def pack(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[torch.Tensor], list[torch.Tensor]]]:
+    """Tensors as bytes in one piece, uint8 [n], for a copy between device and host costs 3 us however little it carries; and
+    what takes such a piece apart, as views of it."""
+    # The largest elements come first, so that each begins at a multiple of its size.
+    order = sorted(range(len(values)), key=lambda i: -values[i].element_size())
+    flat = [values[i].reshape(-1).view(torch.uint8) for i in order]
+    sizes, kinds = [len(x) for x in flat], [(x.dtype, x.shape) for x in values]
+
+    def unpack(packed: torch.Tensor) -> list[torch.Tensor]:
+        parts = dict(zip(order, packed.split(sizes), strict=True))
+        return [parts[i].view(dtype).view(shape) for i, (dtype, shape) in enumerate(kinds)]
+
+    return torch.cat(flat) if len(flat) > 1 else flat[0], unpack
 
 
 @contextlib.contextmanager
