@@ -20,6 +20,7 @@ from smcgen.drafts.hedge import POLICIES
 from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.batch import Reader
+from smcgen.lm.int8 import is_int8
 from smcgen.lm.memory import Demand, groups_that_fit
 from smcgen.lm.paged import PagedLM, one_thread
 from smcgen.lm.vocabulary import Vocabulary
@@ -253,7 +254,7 @@ def _demands(plan: Plan, models: list[LanguageModel], drafts: list[LanguageModel
 def _layers(lm: PagedLM) -> str:
     """Whether the layers of a model are fused or compiled, and why not."""
     if not isinstance(lm.fusion, str):
-        return "fused"
+        return "fused, int8 weights" if is_int8(lm.model) else "fused"
     if lm.compiled is True:
         return f"compiled; not fused: {lm.fusion}"
     return f"as transformers has them: {lm.fusion}" + (f"; not compiled: {lm.compiled}" if lm.compiled else "")

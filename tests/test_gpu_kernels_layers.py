@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smcgen.kernels.layers import embed_norm, gated_linear, rms_norm
+from smcgen.kernels.layers import Rounded, add_linear, embed_norm, gated_linear, linear, rms_norm, rounded
 
 layers = pytest.importorskip("smcgen.kernels.gpu.layers")
 
@@ -25,7 +25,7 @@ def randn(dtype, *shape):
 
 
 def whole(*tensors):
-    return [tensor.float().cpu() for tensor in tensors]
+    return [Rounded(*(part.cpu() for part in x)) if isinstance(x, Rounded) else x.float().cpu() for x in tensors]
 
 
 def error(a, b):
@@ -56,10 +56,11 @@ def test_lines_of_a_table_and_their_norms(dtype, dim):
         assert torch.equal(into, lines)
 
 
-def products(rows, dim, dtype):
+def products(rows, dim, dtype, int8=False):
     """The largest errors of all products, and the number of parts (0: there were none)."""
     x, weight, bias = randn(dtype, rows, dim), (torch.randn(2 * 72, dim) * dim**-0.5).to(DEVICE, dtype), randn(dtype, 2 * 72)
-    truth = torch.nn.functional.linear(*whole(x, weight))
+    weight = rounded(weight) if int8 else weight
+    truth = linear(*whole(x, weight))
     errors = [
         error(layers.gated_linear(x, weight), gated_linear(*whole(x, weight))),
         error(layers.linear(x, weight), truth),
@@ -90,6 +91,41 @@ def test_products_of_more_rows(monkeypatch, dtype, rows):
         worst, parts = products(rows, dim, dtype)
         assert worst < TOLERANCE[dtype]
         assert parts > 1 or dim == 24
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 16, 72, 80, 81])
+def test_products_with_rounded_weights(dtype, rows):
+    for dim in (24, 48, 1100, *([4096, 14336] if CUDA else [])):
+        worst, parts = products(rows, dim, dtype, int8=True)
+        assert worst < TOLERANCE[dtype]
+        assert parts > 1 if rows <= 80 and dim > 1024 else parts == (rows <= 80)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_weights(monkeypatch, dtype):
+    """Each is off by half a step at most, of 127 to the largest of its output; many lines are rounded as few are."""
+    weight = torch.randn(10, 70).mul(torch.logspace(-3, 3, 10)[:, None]).to(dtype)
+    weight[4] = 0
+    numbers, scale = made = rounded(weight)
+    assert (numbers.dtype, scale.dtype, numbers.shape, scale.shape) == (torch.int8, torch.float32, (10, 70), (10,))
+    assert numbers.abs().amax(1).tolist() == [127] * 4 + [0] + [127] * 5
+    step = weight.float().abs().amax(1, keepdim=True) / 127
+    assert torch.all((numbers * scale[:, None] - weight.float()).abs() <= 0.5001 * step)
+    assert torch.equal(made.widened(dtype), (numbers * scale[:, None]).to(dtype))
+    monkeypatch.setattr("smcgen.kernels.layers.LINES", 3)
+    assert all(map(torch.equal, rounded(weight), made))
+
+
+def test_the_reference_takes_rounded_weights():
+    x, weight, bias, into = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6), torch.randn(3, 6)
+    made, total = rounded(weight), into.clone()
+    plain = made.widened(torch.float32)
+    assert torch.equal(linear(x, made, bias), linear(x, plain, bias))
+    assert torch.equal(gated_linear(x, made), gated_linear(x, plain))
+    assert add_linear(into, x, made) is None
+    assert add_linear(total, x, plain) is None
+    assert torch.equal(into, total)
 
 
 def test_powers_that_hold_the_rows():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,10 @@ import torch
 import smcgen as sg
 from smcgen.cli import main
 from smcgen.errors import ModelError, UsageError
+from smcgen.kernels.layers import rounded
+from smcgen.lm import load as load_module
+from smcgen.lm.fused import Rope
+from smcgen.lm.int8 import RoundedLinear, round_linear
 from smcgen.lm.load import load, quantized
 from tests.test_lm_architectures import exercise
 from tests.tiny_models import byte_level, tiny_model, word_tokenizer
@@ -83,6 +89,129 @@ def test_a_head_that_is_the_embedding_stays():
     assert type(int8("llama", tie_word_embeddings=False).model.lm_head.weight) is not torch.nn.Parameter
 
 
+@pytest.fixture
+def fusing(monkeypatch):
+    """Layers are fused here as on a GPU."""
+    monkeypatch.setattr(load_module, "FUSING", ("cpu",))
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """Kernels of layers are those of a GPU; gives (what was wanted, rows, dtype of weights) of products of few rows."""
+    gpu = pytest.importorskip("smcgen.kernels.gpu.layers")
+    monkeypatch.setattr("smcgen.kernels.layers.on_triton", lambda x: True)
+    seen, few = [], gpu._few
+
+    def watched(wanted, x, weight, bias=None):
+        seen.append((wanted, len(x), getattr(weight, "numbers", weight).dtype))
+        return few(wanted, x, weight, bias)
+
+    monkeypatch.setattr(gpu, "_few", watched)
+    return seen
+
+
+def rounded_beforehand(kind, **options):
+    """A model whose matrices hold rounded values in its own dtype."""
+    model = tiny_model(kind, **options)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):  # a new tensor: a head may share its own with the embedding
+                module.weight = torch.nn.Parameter(rounded(module.weight).widened(model.dtype))
+    return load(model, word_tokenizer())
+
+
+TIED = [("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": False})]
+
+
+@pytest.mark.parametrize(("kind", "options"), TIED)
+def test_fused_layers_read_integers(fusing, kind, options):
+    lm = load(tiny_model(kind, **options), word_tokenizer(), weights="int8")
+    assert isinstance(lm.fusion, Rope)
+    exact, beforehand = load(tiny_model(kind, **options), word_tokenizer()), rounded_beforehand(kind, **options)
+    assert torch.allclose(logits(lm), logits(beforehand), atol=1e-5)
+    assert 1e-4 < (logits(lm) - logits(exact)).abs().mean() < 1.5 * (logits(quantized(exact)) - logits(exact)).abs().mean()
+    assert (lm.model.dtype, lm.shape.dtype) == (torch.float32, torch.float32)
+    lm.unfuse("")
+    assert torch.allclose(logits(lm), logits(beforehand), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "options"), TIED)
+def test_kernels_read_integers(fusing, triton, kind, options):
+    lm = load(tiny_model(kind, **options), word_tokenizer(), weights="int8")
+    triton.clear()
+    found = logits(lm)
+    # A prompt of three tokens, then two of two rows, through three layers and a head, every matrix in integers.
+    forward = ["linear", "parts", "gated", "parts"] * 3 + ["linear"]
+    assert [wanted for wanted, _, _ in triton] == forward * 2
+    assert {dtype for _, _, dtype in triton} == {torch.int8}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smcgen.kernels.layers.on_triton", lambda x: False)
+        assert torch.allclose(found, logits(rounded_beforehand(kind, **options)), atol=1e-5)
+    triton.clear()
+    with pytest.MonkeyPatch.context() as patch:  # many rows are no matter of our kernel
+        patch.setattr("smcgen.kernels.gpu.layers.FEW", {1: 3})
+        assert torch.allclose(logits(lm), found, atol=1e-5)
+    assert {rows for _, rows, _ in triton} == {1, 3}
+
+
+def test_no_matrix_is_held_in_another_dtype(fusing):
+    model = tiny_model("llama", tie_word_embeddings=False, **WIDE).to(torch.bfloat16)
+    before, head = stored_bytes(model, embeddings=False), model.lm_head
+    lm = load(model, word_tokenizer(), weights="int8")
+    assert isinstance(lm.fusion, Rope)
+    assert stored_bytes(lm.model, embeddings=False) < 0.55 * before
+    assert stored_bytes(model, embeddings=False) == before  # the model in memory is left alone
+    assert model.lm_head is head
+    lost = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    held = []  # matrices that are left when one is rounded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smcgen.lm.int8.rounded", lambda w: held.append(sum(one() is not None for one in lost)) or rounded(w))
+        del head
+        round_linear(model, torch.device("cpu"))
+    gc.collect()
+    assert len(lost) == len(held) == 22
+    assert held[0] == 22
+    assert held[-1] <= 4
+    assert not any(one() is not None for one in lost)
+
+
+def test_a_shared_head_gets_integers_of_its_own(fusing):
+    model = load(tiny_model("llama", tie_word_embeddings=True), word_tokenizer(), weights="int8").model
+    assert isinstance(model.lm_head, RoundedLinear)
+    assert model.get_input_embeddings().weight.dtype == torch.float32
+    assert torch.equal(model.get_input_embeddings().weight, tiny_model("llama", tie_word_embeddings=True).lm_head.weight)
+
+
+def test_a_fusion_that_changes_the_logits_is_undone(fusing):
+    """Against the rounded model, not the one that was there before."""
+    granite = load(tiny_model("granite"), word_tokenizer(), weights="int8")
+    assert "its embedding is changed" in granite.fusion
+    assert torch.allclose(logits(granite), logits(rounded_beforehand("granite")), atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_other_layers_are_rounded_by_torchao(fusing, monkeypatch, weights):
+    asked = []
+    monkeypatch.setattr(load_module, "to_int8", lambda *arguments: asked.append(arguments[1:]))
+    load(tiny_model("gemma2"), word_tokenizer(), weights=weights)
+    load(tiny_model("llama"), word_tokenizer(), weights=weights)
+    assert len(asked) == (weights == "int8")
+
+
+def test_the_law_of_a_run_with_a_draft_of_integers(fusing, tmp_path):
+    """Whatever the draft, exact mode keeps the law: greedy text is the model's own, and the draft's nearness shows."""
+    tiny_model("qwen2", vocab_size=280).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    lm, draft = sg.LM(str(tmp_path)), sg.LM(str(tmp_path), weights="int8")
+    options = {"chat": False, "max_tokens": 12, "seed": 0, "mode": "exact"}
+    plain, post = (sg.sample(lm.at(temperature=0), "ab", **options, draft=d) for d in (None, draft))
+    assert plain.text == post.text
+    post = sg.sample(lm, "ab", **options, draft=draft)
+    assert post.acceptance > 0.9
+    assert "fused, int8 weights" in str(post.info["layers"])
+    assert "weights='int8'" in repr(draft)
+
+
 def test_layers_are_not_fused_and_say_why():
     lm = int8("llama")
     lm.fuse()
@@ -139,6 +268,11 @@ def test_models_that_would_gain_little_are_refused():
         int8("qwen3-moe", num_experts=8)
 
 
+def test_a_rounded_copy_of_fused_integers_is_refused(fusing):
+    with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already"):
+        quantized(load(tiny_model("llama"), word_tokenizer(), weights="int8"))
+
+
 def test_a_rounded_copy_of_integers_is_refused():
     with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already: load it without weights='int8'"):
         quantized(int8("llama"))
@@ -147,10 +281,9 @@ def test_a_rounded_copy_of_integers_is_refused():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_device():
-    pytest.importorskip("torchao")
     model = tiny_model("llama").cuda()
     lm, exact = (load(model, word_tokenizer(), weights=weights) for weights in ("int8", None))
-    assert lm.fusion == "its weights are of type Int8Tensor"
+    assert isinstance(lm.fusion, Rope)
     context = [one.open(1, 2, 5, 5) for one in (lm, exact)]
     found = []
     for one, its in zip((lm, exact), context, strict=True):

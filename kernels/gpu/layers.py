@@ -13,8 +13,10 @@ import triton.language as tl
 
 from smcgen.kernels.gpu.attention import PROGRAMS
 from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
+from smcgen.kernels.layers import Rounded, Weight, whole
 
-FEW = {2: 16, 4: 16}  # by bytes of a weight: rows, from which on cuBLAS is faster
+# By bytes of a weight: rows, from which on cuBLAS is faster; for int8 also with the matrix turned into another dtype before.
+FEW = {1: 80, 2: 16, 4: 16}
 
 
 class Tiles(NamedTuple):
@@ -28,8 +30,14 @@ class Tiles(NamedTuple):
     ahead: int = 256  # inputs of each output whose weights are asked for before the wait
 
 
-# By bytes of a weight, what is wanted (see `_few`), and whether rows are more than 16.
+# By bytes of a weight (with x in float32: of x), what is wanted (see `_few`), and whether rows are more than 16.
 TILES = {
+    (1, "linear", False): Tiles(64, 256, 6, 4, ahead=512),
+    (1, "parts", False): Tiles(64, 256, 6, 4, ahead=512),
+    (1, "gated", False): Tiles(64, 256, 4, 4, ahead=512),
+    (1, "linear", True): Tiles(64, 128, 4, 4, ahead=512),
+    (1, "parts", True): Tiles(128, 128, 4, 8, 4, ahead=512),
+    (1, "gated", True): Tiles(128, 128, 4, 8, ahead=512),
     (2, "linear", False): Tiles(64, 128, 6, 4),
     (2, "parts", False): Tiles(64, 128, 6, 4),
     (2, "gated", False): Tiles(64, 128, 4, 4),
@@ -133,8 +141,33 @@ def _lines(X, first, rows, at, last, inputs, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _put(Out, Bias, sums, gated, n, outputs, first, rows, split, BIAS: tl.constexpr, GATED: tl.constexpr, COUNT: tl.constexpr):
+def _weights(pointers, inside, x):
+    """Some of the matrix, in the dtype of x."""
+    return tl.load(pointers, mask=inside, other=0, eviction_policy="evict_first").to(x.dtype)
+
+
+@triton.jit
+def _put(
+    Out,
+    Scale,
+    Bias,
+    sums,
+    gated,
+    n,
+    outputs,
+    first,
+    rows,
+    split,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    COUNT: tl.constexpr,
+):
     """Writes the sums [outputs, rows] of COUNT rows from `first` on."""
+    if SCALED:
+        sums *= tl.load(Scale + n, mask=n < outputs, other=0.0)[:, None]
+        if GATED:
+            gated *= tl.load(Scale + outputs + n, mask=n < outputs, other=0.0)[:, None]
     if GATED:
         sums = sums * tl.sigmoid(sums) * gated
     if BIAS:
@@ -148,11 +181,13 @@ def _put(Out, Bias, sums, gated, n, outputs, first, rows, split, BIAS: tl.conste
 def _linear(
     X,
     Weight,
+    Scale,
     Bias,
     Out,
     rows,
     outputs,
     inputs,
+    SCALED: tl.constexpr,  # whether the weights are int8 with a scale for each output
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     SPLITS: tl.constexpr,  # of the inputs
@@ -193,59 +228,61 @@ def _linear(
         at = start + k
         inside = (n < outputs)[:, None] & (at < last)[None, :]
         x = _lines(X, 0, rows, at, last, inputs, BLOCK_M)
-        w = tl.load(Weight + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        w = _weights(Weight + line + at[None, :], inside, x)
         sums = tl.dot(w, x, sums, input_precision="ieee")
         if REST > 0:
             more_x = _lines(X, BLOCK_M, rows, at, last, inputs, REST)
             more_sums = tl.dot(w, more_x, more_sums, input_precision="ieee")
         if GATED:
-            w = tl.load(Weight + half + line + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+            w = _weights(Weight + half + line + at[None, :], inside, x)
             gated = tl.dot(w, x, gated, input_precision="ieee")
             if REST > 0:
                 more_gated = tl.dot(w, more_x, more_gated, input_precision="ieee")
-    _put(Out, Bias, sums, gated, n, outputs, 0, rows, split, BIAS, GATED, BLOCK_M)
+    _put(Out, Scale, Bias, sums, gated, n, outputs, 0, rows, split, SCALED, BIAS, GATED, BLOCK_M)
     if REST > 0:
-        _put(Out, Bias, more_sums, more_gated, n, outputs, BLOCK_M, rows, split, BIAS, GATED, REST)
+        _put(Out, Scale, Bias, more_sums, more_gated, n, outputs, BLOCK_M, rows, split, SCALED, BIAS, GATED, REST)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if not _is_few(x):
-        return torch.nn.functional.linear(x, weight, bias)
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if not _is_few(x, weight):
+        return torch.nn.functional.linear(x, whole(weight, x.dtype), bias)
     return _few("linear", x, weight, bias)[0]
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-    return _few("parts", x, weight) if _is_few(x) else None
+def linear_parts(x: torch.Tensor, weight: Weight) -> torch.Tensor | None:
+    return _few("parts", x, weight) if _is_few(x, weight) else None
 
 
-def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if not _is_few(x):
-        return silu_mul(torch.nn.functional.linear(x, weight))
+def gated_linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    if not _is_few(x, weight):
+        return silu_mul(torch.nn.functional.linear(x, whole(weight, x.dtype)))
     return _few("gated", x, weight)[0]
 
 
-def _is_few(x: torch.Tensor) -> bool:
-    return len(x) <= FEW[x.element_size()]
+def _is_few(x: torch.Tensor, weight: Weight) -> bool:
+    return len(x) <= FEW[1 if isinstance(weight, Rounded) else x.element_size()]
 
 
-def _few(wanted: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """For a few rows a kernel that streams the weights, and asks for the first before it waits for x.
 
     Returns [1, rows, outputs] in the dtype of x, or if "parts" are wanted those of the sum, float32 [splits, rows, outputs]."""
     x = x.contiguous()
     gated, parts = wanted == "gated", wanted == "parts"
+    numbers, scale = weight if isinstance(weight, Rounded) else (weight, None)
+    size = numbers.element_size()
     rows, inputs = x.shape
-    tiles = TILES[x.element_size(), wanted, rows > 16]
-    outputs = len(weight) // 2 if gated else len(weight)
+    tiles = TILES[4 if x.dtype == torch.float32 else size, wanted, rows > 16]
+    outputs = len(numbers) // 2 if gated else len(numbers)
     blocks = triton.cdiv(outputs, tiles.outputs)
     splits = max(1, min(PROGRAMS // blocks, inputs // 512, tiles.splits)) if parts else 1
     out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
     main, rest = _powers(rows)
     _linear[(blocks, splits)](
-        x, weight, weight if bias is None else bias, out, rows, outputs, inputs, BIAS=bias is not None, GATED=gated,
-        SPLITS=splits, BLOCK_M=main, REST=rest, BLOCK_N=tiles.outputs, BLOCK_K=tiles.inputs,
-        AHEAD=tiles.ahead if inputs * x.element_size() % 16 == 0 else 0, SIZE=x.element_size(), THREADS=32 * tiles.warps,
-        num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
+        x, numbers, x if scale is None else scale, x if bias is None else bias, out, rows, outputs, inputs,
+        SCALED=scale is not None, BIAS=bias is not None, GATED=gated, SPLITS=splits, BLOCK_M=main, REST=rest,
+        BLOCK_N=tiles.outputs, BLOCK_K=tiles.inputs, AHEAD=tiles.ahead if inputs * size % 16 == 0 else 0, SIZE=size,
+        THREADS=32 * tiles.warps, num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
     return out
 

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from smcgen.errors import ModelError
-from smcgen.kernels.layers import add_linear, embed_norm, gated_linear, linear, rms_norm
+from smcgen.kernels.layers import Rounded, Weight, add_linear, embed_norm, gated_linear, linear, rms_norm
 from smcgen.lm.attention import Probe, Reading
+from smcgen.lm.int8 import RoundedLinear
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -32,7 +33,7 @@ _MLP = {"gate_proj", "up_proj", "down_proj"}
 
 @dataclass
 class FusedLayer:
-    """The parts of one decoder layer; weights are [out, in]."""
+    """The parts of one decoder layer; weights are [out, in], all of them rounded or none."""
 
     layer: int
     dim: int  # of a head
@@ -42,12 +43,12 @@ class FusedLayer:
     output_norm: torch.Tensor
     eps: float
     norms: tuple[torch.Tensor, torch.Tensor, float] | None  # of query and key heads
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None
     sizes: tuple[int, int, int]  # outputs of query, key and value
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    out: Weight
+    gate_up: Weight
+    down: Weight
     later: bool  # whether the norm behind it adds what it leaves
     table: torch.Tensor | None = None  # [tokens, hidden], of the embedding, in the first layer
 
@@ -105,16 +106,11 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
 
     Returns the tables of positions, to be asked to `reach` as far as the model will read, or the reason why the model stays as
     it is."""
-    base = model.base_model
-    layers = getattr(base, "layers", None)
-    rotary = getattr(base, "rotary_emb", None)
-    if layers is None or rotary is None:
-        return "it has no layers with one rotary embedding for all"
+    reason = unknown(model)
+    if reason is not None:
+        return reason
+    base, layers, rotary = model.base_model, model.base_model.layers, model.base_model.rotary_emb
     known = {call["layer"]: call for call in calls.calls}
-    for layer in layers:
-        reason = _unknown(layer)
-        if reason is not None:
-            return reason
     for i, layer in enumerate(layers):
         call = known[i]
         if call["softcap"] is not None or call["sinks"] is not None:
@@ -134,8 +130,8 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
         layer.forward = made.forward
     if known_norm:
         norm.forward = partial(_norm, weight=norm.weight, eps=norm.variance_epsilon)
-    if _is_plain(head):
-        head.forward = partial(_head, weight=head.weight, bias=head.bias)
+    if _is_plain(head) or isinstance(head, RoundedLinear):
+        head.forward = partial(_head, weight=_weight(head), bias=head.bias)
     rope = Rope(rotary, layers[0].self_attn.q_proj.weight.device, model.dtype)
     rotary.forward = rope.forward
     return rope
@@ -166,8 +162,16 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return rms_norm(x, weight, eps, _parts(x))
 
 
-def _head(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _head(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+
+def unknown(model: Any) -> str | None:
+    """What in the parts of a model is not known here; how it calls attention may speak against it too."""
+    base = model.base_model
+    if getattr(base, "layers", None) is None or getattr(base, "rotary_emb", None) is None:
+        return "it has no layers with one rotary embedding for all"
+    return next((reason for reason in map(_unknown, base.layers) if reason is not None), None)
 
 
 def _unknown(layer: Any) -> str | None:
@@ -181,7 +185,7 @@ def _unknown(layer: Any) -> str | None:
     if not _MLP <= mlp <= _MLP | {"act_fn"} or not _is_silu(getattr(layer.mlp, "act_fn", None)):
         return "its feed-forward part is not gate, up and down with SiLU"
     linear = [getattr(layer.self_attn, n) for n in _PROJECTIONS] + [getattr(layer.mlp, n) for n in _MLP]
-    if any(type(part) is not nn.Linear for part in linear):
+    if {type(part) for part in linear} not in ({nn.Linear}, {RoundedLinear}):
         return "its matrices are not plain"
     kinds = {type(part.weight) for part in linear} - {nn.Parameter}
     if kinds:
@@ -226,16 +230,20 @@ def _fused(i: int, layer: Any, call: dict[str, Any], later: bool) -> FusedLayer:
         qkv=_merge(projections),
         qkv_bias=None if biases[0] is None else torch.cat(biases),
         sizes=tuple(part.weight.shape[0] for part in projections),
-        out=attention.o_proj.weight,
+        out=_weight(attention.o_proj),
         gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
-        down=mlp.down_proj.weight,
+        down=_weight(mlp.down_proj),
         later=later,
     )
 
 
-def _merge(parts: Any) -> torch.Tensor:
+def _weight(part: Any) -> Weight:
+    return part.whole if isinstance(part, RoundedLinear) else part.weight
+
+
+def _merge(parts: Any) -> Weight:
     """The weights of some layers as one matrix, of which their own become views: no weight is held twice."""
     whole = torch.cat([part.weight for part in parts])
     for part, view in zip(parts, whole.split([part.weight.shape[0] for part in parts]), strict=True):
         part.weight.data = view
-    return whole
+    return Rounded(whole, torch.cat([part.scale for part in parts])) if isinstance(parts[0], RoundedLinear) else whole

@@ -1,8 +1,12 @@
-"""Weights kept as 8-bit integers, by torchao (https://github.com/pytorch/ao): a model in half the memory of bfloat16.
+"""Weights kept as 8-bit integers: a model in half the memory of bfloat16.
 
 The matrices of linear layers are rounded much as `smcgen.lm.quantized` does it at 8 bits, w' = s round(w / s) with one s for
-each output, and stay integers: torchao turns one matrix at a time into the dtype of the model when it is multiplied.
-Embeddings, norms, biases and the K/V cache are as they were. What this saves is memory, not time.
+each output, and stay integers. Embeddings, norms, biases and the K/V cache are as they were.
+
+Where layers are fused (`smcgen.lm.fused`), `round_linear` makes modules that these know, and the kernels read the integers:
+half the bytes for each token. A head that shares its matrix with the embedding gets integers of its own there. Elsewhere
+torchao (https://github.com/pytorch/ao) turns one matrix at a time into the dtype of the model when it is multiplied, which
+saves memory, not time, and leaves a shared head as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +21,36 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from smcgen.errors import ModelError, UsageError
+from smcgen.kernels.layers import Rounded, rounded
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer of rounded weights, of which a forward makes one matrix in the dtype of its inputs."""
+
+    def __init__(self, linear: nn.Linear, device: torch.device):
+        super().__init__()
+        numbers, scale = rounded(linear.weight.to(device))
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+        self.scale = nn.Buffer(scale)
+        self.bias = linear.bias
+
+    @property
+    def whole(self) -> Rounded:
+        return Rounded(self.weight, self.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.whole.widened(x.dtype), self.bias)
+
+
+@torch.no_grad()
+def round_linear(model: nn.Module, device: torch.device) -> None:
+    """The linear layers of `model` in place, one matrix after the other, each moved to `device` before it is rounded; the other
+    parts stay where they are."""
+    # A list of all modules would hold all matrices until the end.
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.Linear:
+                setattr(parent, name, RoundedLinear(module, device))
 
 
 @torch.no_grad()
@@ -47,7 +81,9 @@ def to_int8(model: Any, name: str, device: torch.device) -> None:
 
 
 def is_int8(model: Any) -> bool:
-    """Whether `to_int8` (or torchao elsewhere) has been at work: its matrices are tensors of a kind of their own."""
+    """Whether `round_linear` or `to_int8` has been at work (or torchao elsewhere): its matrices are of a kind of their own."""
+    if any(isinstance(module, RoundedLinear) for module in model.modules()):
+        return True
     return any(type(module.weight) is not nn.Parameter for module in model.modules() if isinstance(module, nn.Linear))
 
 

@@ -19,8 +19,9 @@ from smcgen.lm import gguf
 from smcgen.lm.attention import NAME
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.checks import check_agreement, check_calls, check_supported, probe_tokens
+from smcgen.lm.fused import unknown
 from smcgen.lm.hub import local_files_only
-from smcgen.lm.int8 import to_int8
+from smcgen.lm.int8 import round_linear, to_int8
 from smcgen.lm.paged import PagedLM, one_thread
 from smcgen.lm.quantized import quantized
 from smcgen.lm.vocabulary import Vocabulary
@@ -29,6 +30,7 @@ __all__ = ["load", "quantized"]
 
 EMBEDDED = ("tiny", "tiny-draft")
 WEIGHTS = (None, "int8")
+FUSING = ("cuda",)  # devices on which layers are fused
 # Generation settings that would change probabilities, with the values that change nothing.
 _CHANGES_PROBABILITIES = {
     "temperature": (1.0,),
@@ -73,7 +75,8 @@ def load(
             model's own.
         device: default a GPU if there is one; a model in memory stays where it is.
         dtype: default bfloat16 on a GPU and float32 on a CPU; a model in memory keeps its own.
-        weights: "int8" keeps the matrices of linear layers as 8-bit integers (`smcgen.lm.int8`, needs torchao).
+        weights: "int8" keeps the matrices of linear layers as 8-bit integers (`smcgen.lm.int8`; needs torchao where layers are
+            not fused).
         compile: compiles layers that are not fused (`smcgen.lm.compiled`), which takes from seconds to minutes. Where that
             fails they run as they are, with a warning.
 
@@ -109,7 +112,7 @@ def load(
             name = Path(source).name if local else name
         try:
             if weights == "int8":
-                to_int8(model, name, where)
+                _to_int8(model, name, where)
             model = model.to(where)
         except RuntimeError as error:  # out of memory, a device that is not there
             raise ModelError(f"{name} cannot be put on {where}: {_first_line(error)}; choose another device") from error
@@ -135,8 +138,15 @@ def _from_memory(
         raise ModelError(f"{name} cannot be copied: {_first_line(error)}; save it and give the folder") from error
     with quiet():
         if weights == "int8":
-            to_int8(own, name, where)
+            _to_int8(own, name, where)
         return _paged(name, own, _tokenizer(name, tokenizer), compile)
+
+
+def _to_int8(model: Any, name: str, device: torch.device) -> None:
+    if device.type in FUSING and unknown(model) is None:
+        round_linear(model, device)
+    else:
+        to_int8(model, name, device)
 
 
 @torch.no_grad()
@@ -167,7 +177,7 @@ def _paged(name: str, model: Any, tokenizer: Any, compile: bool) -> PagedLM:
         max_tokens=getattr(config, "max_position_embeddings", None),
         ignored=_ignored(settings),
     )
-    if lm.device.type == "cuda":
+    if lm.device.type in FUSING:
         lm.fuse()
     try:
         check_agreement(model, name, *_both(lm, tokens, plain))
