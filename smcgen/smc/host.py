@@ -258,7 +258,7 @@ def pack(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[torch.
     what takes such a piece apart, as views of it."""
     # The largest elements come first, so that each begins at a multiple of its size.
     order = sorted(range(len(values)), key=lambda i: -values[i].element_size())
-    flat = [values[i].reshape(-1).view(torch.uint8) for i in order]
+    flat = [values[i].contiguous().view(-1).view(torch.uint8) for i in order]
     sizes, kinds = [len(x) for x in flat], [(x.dtype, x.shape) for x in values]
 
     def unpack(packed: torch.Tensor) -> list[torch.Tensor]:
