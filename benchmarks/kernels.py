@@ -277,18 +277,22 @@ def page_moves(tiny: bool) -> Iterator[Case]:
         tables = torch.zeros(CALLS, rows, columns, dtype=torch.int64, device=DEVICE)
         tables[:, :, :17] = 1 + torch.arange(17, device=DEVICE)  # all rows name the prompt's pages and one partial page
         before = tables.clone()
-        length = torch.full((rows,), 16 * page + 5, device=DEVICE)
+        lengths = torch.full((CALLS, rows), 16 * page + 5, device=DEVICE)
         more = torch.full((rows,), counts, device=DEVICE)
 
-        def make(i: int, tables=tables, length=length, more=more, count=count) -> tuple[Thunk, Thunk]:
+        def make(i: int, tables=tables, lengths=lengths, more=more, count=count) -> tuple[Thunk, Thunk]:
             return (
-                lambda: gpu_pages.grow(tables[i], length, more, page, count),
-                plainly(pages.grow, tables[i], length, more, page, count),
+                lambda: gpu_pages.grow(tables[i], lengths[i], more, page, count),
+                plainly(pages.grow, tables[i], lengths[i], more, page, count),
             )
+
+        def reset(tables=tables, before=before, lengths=lengths) -> None:
+            tables.copy_(before)
+            lengths.fill_(16 * page + 5)
 
         yield Case(
             "grow", f"{rows} rows, {columns} columns, {count} pages, {counts} tokens, all but one copied",
-            rows * (17 + counts // page + 5) * 8 + count, make, reset=lambda t=tables, b=before: t.copy_(b),
+            rows * (17 + counts // page + 5) * 8 + count, make, reset=reset,
         )  # fmt: skip
     sizes = ((2, 2, 16, 8), (1, 2, 16, 4)) if tiny else ((32, 8, 16, 128), (16, 8, 16, 64))
     for rows, due in ((8, 0), (8, 1), (8, 7), (16, 15)):

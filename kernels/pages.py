@@ -41,8 +41,8 @@ def used(table: torch.Tensor, length: torch.Tensor, page: int, pages: int) -> to
 
 def grow(
     table: torch.Tensor, length: torch.Tensor, counts: torch.Tensor, page: int, pages: int, short: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Makes room for `counts` more tokens in each row: `table` is changed in place, `length` is not.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Makes room for `counts` more tokens in each row: `table` is changed in place, and so is `length`, which counts them.
 
     A row with a partial last page that another row names too gets a copy of its own, unless it is the one that holds
     most of that page (of several, the lowest row): what it writes lies beyond what any other row reads. Free pages are
@@ -54,6 +54,7 @@ def grow(
         short: bool [], changed in place if given: once True it stays so.
 
     Returns:
+        before: int64 [rows], the lengths as they were.
         source, target: int64 [rows], the page to copy and where to (0 and 0 for rows that need no copy).
         short: bool [], True if a row ran out of columns or the pool out of pages; then the table is not to be used.
     """
@@ -91,7 +92,9 @@ def grow(
 
     table.copy_(torch.where(need, fresh, table))
     target = torch.where(copied, table.gather(1, tail)[:, 0], 0)
-    return torch.where(copied, source, 0), target, short
+    before = length.clone()
+    length.add_(counts)
+    return before, torch.where(copied, source, 0), target, short
 
 
 def fork(table: torch.Tensor, length: torch.Tensor, shared: torch.Tensor, ancestors: torch.Tensor, page: int) -> None:

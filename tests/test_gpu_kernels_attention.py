@@ -210,11 +210,10 @@ def test_new_tokens_after_forks(ahead, monkeypatch):
     ):
         steps, on_device = max(counts), torch.tensor(counts, device=DEVICE)
         query, key, value = (torch.randn(6, n, steps, dim) for n in (heads * queries, heads, heads))
-        pages.grow(on_device)
+        before = pages.grow(on_device)
         new = gpu.New(key.to(DEVICE), value.to(DEVICE), on_device, (cos, sin), None)
         pools = pages.keys[0], pages.values[0]
-        out = gpu.attend(query.to(DEVICE), *pools, pages.table, pages.length, 0.3, shared=pages.shared, own=pages.own, new=new)
-        pages.length.add_(on_device)
+        out = gpu.attend(query.to(DEVICE), *pools, pages.table, before, 0.3, shared=pages.shared, own=pages.own, new=new)
 
         def turn(x, at):
             left, right = x.chunk(2, -1)

@@ -21,14 +21,18 @@ DEVICES = pytest.mark.parametrize("device", [INTERPRETED, CUDA])
 
 def compare(table, length, counts, page, pages, device="cpu"):
     """`grow` by both: the same table, moves and verdict. Returns the reference's."""
-    want_table, table = table.clone(), table.clone().to(device)
-    want = reference.grow(want_table, length, counts, page, pages)
-    got = gpu.grow(table, length.to(device), counts.to(device), page, pages)
-    assert bool(got[2]) == bool(want[2])
+    want_table, want_length = table.clone(), length.clone()
+    table, after = table.clone().to(device), length.clone().to(device)
+    want = reference.grow(want_table, want_length, counts, page, pages)
+    got = gpu.grow(table, after, counts.to(device), page, pages)
+    assert bool(got[3]) == bool(want[3])
     assert torch.equal(table.cpu(), want_table)
-    for a, b in zip(got[:2], want[:2], strict=True):
+    assert torch.equal(want[0], length)
+    assert torch.equal(after.cpu(), length + counts)
+    assert torch.equal(want_length, length + counts)
+    for a, b in zip(got[:3], want[:3], strict=True):
         assert torch.equal(a.cpu(), b)
-    return want_table, *want
+    return want_table, *want[1:]
 
 
 @DEVICES
@@ -100,7 +104,7 @@ def test_a_verdict_stays(device):
             where = "cpu" if module is reference else device
             table = torch.zeros(1, 4, dtype=torch.int64, device=where)
             zero = torch.zeros(1, dtype=torch.int64, device=where)
-            assert module.grow(table, zero, zero + wanted, 2, 9, flag)[2] is flag
+            assert module.grow(table, zero, zero + wanted, 2, 9, flag)[3] is flag
         assert bool(kept[0]) == bool(kept[1]) == (short or wanted == 9)
 
 
@@ -158,7 +162,7 @@ def test_what_is_written_is_what_is_read(device):
             texts: list[list[int]] = [[] for _ in range(rows)]
             written = 0
             for counts, ancestors in (([long, short, 2], [0, 0, 1]), ([1, 2, 0], [1, 1, 0]), ([3, 1, 2], [0, 1, 2])):
-                source, target, ran_out = gpu.grow(table, length, torch.tensor(counts, device=device), page, pages)
+                _, source, target, ran_out = gpu.grow(table, length, torch.tensor(counts, device=device), page, pages)
                 assert not ran_out
                 gpu.copy_pools([keys], [source], [target])
                 for row, count in enumerate(counts):
@@ -167,7 +171,6 @@ def test_what_is_written_is_what_is_read(device):
                         at = len(texts[row])
                         keys[0, int(table[row, at // page]), 0, at % page] = written
                         texts[row].append(written)
-                length = length + torch.tensor(counts, device=device)
                 for row, text in enumerate(texts):
                     own = table[row, : -(-len(text) // page)]
                     assert keys[0, own].flatten()[: len(text)].tolist() == text
@@ -199,15 +202,15 @@ def test_forks_and_trims(groups, particles, columns, page, device):
         keep = (length[ancestors] - torch.randint(0, 2 * page, (rows,), generator=random)).clamp(min=0)
         want = [x.clone() for x in (table, length, torch.full((groups,), 99))]
         got = [x.clone().to(device) for x in want]
-        reference.fork(*want, ancestors, page)
-        gpu.fork(*got, ancestors.to(device), page)
+        reference.fork(*want, ancestors=ancestors, page=page)
+        gpu.fork(*got, ancestors=ancestors.to(device), page=page)
         assert torch.equal(want[0], table[ancestors])
         named = reference.named(want[0], want[1], page)
         assert torch.equal(got[0].cpu()[named], want[0][named])
         for trimmed in (False, True):
             if trimmed:
-                reference.trim(*want[1:], keep, page)
-                gpu.trim(*got[1:], keep.to(device), page)
+                reference.trim(*want[1:], keep=keep, page=page)
+                gpu.trim(*got[1:], keep=keep.to(device), page=page)
             assert torch.equal(got[1].cpu(), want[1])
             assert torch.equal(got[2].cpu(), want[2])
             seen.update(want[2].tolist())
@@ -221,8 +224,8 @@ def test_a_fork_across_groups_onto_rows_that_stay(device):
     ancestors = torch.tensor([0, 0, 0, 0, 4, 4])
     want = [table.clone(), length.clone(), torch.zeros(2, dtype=torch.int64)]
     got = [x.to(device) for x in (table, length, torch.zeros(2, dtype=torch.int64))]
-    reference.fork(*want, ancestors, 2)
-    gpu.fork(*got, ancestors.to(device), 2)
+    reference.fork(*want, ancestors=ancestors, page=2)
+    gpu.fork(*got, ancestors=ancestors.to(device), page=2)
     named = reference.named(want[0], want[1], 2)
     assert torch.equal(got[0].cpu()[named], want[0][named])
     assert got[1].tolist() == want[1].tolist() == [5, 5, 5, 5, 4, 4]
@@ -249,9 +252,8 @@ def test_a_round_of_moves_in_a_graph():
     )
 
     def moves(table, length, counts, ancestors, keys, short, shared):
-        source, target, _ = reference.grow(table, length, counts, page, pages, short)
+        _, source, target, _ = reference.grow(table, length, counts, page, pages, short)
         reference.copy_pools([keys, keys.clone()], [source] * 2, [target] * 2)
-        length += counts
         reference.fork(table, length, shared, ancestors, page)
 
     stream = torch.cuda.Stream()

@@ -55,8 +55,8 @@ def read(lm, tokens=((4, 5), (6, 7)), keep=0):
     context = lm.open(1, len(tokens), 3, 20)
     lm.prefill(context, [0], [[1, 2, 3]])
     counts = torch.full((len(tokens),), tokens.shape[1])
-    context.pages.grow(counts)
-    return lm._forward(context.pages, None, tokens, counts, keep)
+    before = context.pages.grow(counts)
+    return lm._forward(context.pages, before, None, tokens, counts, keep)
 
 
 def changed(lm):

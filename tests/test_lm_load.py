@@ -243,8 +243,8 @@ class TestModelsInMemory:
 
         forward = paged.PagedLM._forward
 
-        def shifted(self, pages, rows, tokens, counts, keep=0):
-            return forward(self, pages, rows, tokens.roll(1, 1), counts, keep)
+        def shifted(self, pages, length, rows, tokens, counts, keep=0):
+            return forward(self, pages, length, rows, tokens.roll(1, 1), counts, keep)
 
         monkeypatch.setattr(paged.PagedLM, "_forward", shifted)
         refused(ModelError, "its logits through pages are off by", tiny_model("llama"), word_tokenizer())

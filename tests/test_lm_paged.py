@@ -29,9 +29,9 @@ def test_equal_prompts_are_read_once_and_shared(monkeypatch):
     read = []
     forward = paged.PagedLM._forward
 
-    def counting(self, pages, rows, tokens, counts, keep=0):
+    def counting(self, pages, length, rows, tokens, counts, keep=0):
         read.extend(counts.tolist())
-        return forward(self, pages, rows, tokens, counts, keep)
+        return forward(self, pages, length, rows, tokens, counts, keep)
 
     monkeypatch.setattr(paged.PagedLM, "_forward", counting)
     same, other = list(range(10)), list(range(50, 57))

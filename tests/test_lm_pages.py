@@ -24,7 +24,7 @@ class Book:
 
     def write(self, counts):
         pages = self.pages
-        pages.grow(torch.tensor(counts))
+        assert pages.grow(torch.tensor(counts)).tolist() == [len(row) for row in self.rows]
         pages.verify()
         assert pages.in_use() <= pages.count - 1
         for row, count in enumerate(counts):
@@ -35,7 +35,6 @@ class Book:
                 assert page > 0
                 pages.keys[0, page, 0, at % pages.page] = self.written
                 self.rows[row].append(self.written)
-        pages.length += torch.tensor(counts)
 
     def fork(self, ancestors):
         self.pages.fork(torch.tensor(ancestors))

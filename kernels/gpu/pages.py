@@ -25,6 +25,7 @@ def _grow(
     Counts,
     Mark,
     Order,
+    Before,
     Source,
     Target,
     Short,
@@ -108,6 +109,9 @@ def _grow(
             page = tl.load(Order + place, mask=ok & (place < found), other=0).to(tl.int64)
             tl.store(Table + row[:, None] * stride + begin[:, None] + i[None, :], page, mask=ok)
         target = tl.load(Order + rank, mask=copied & (rank < found), other=0).to(tl.int64)
+    tl.debug_barrier()  # all have read the lengths that are now overwritten
+    tl.store(Before + row, length, mask=real)
+    tl.store(Length + row, length + count, mask=real)
     tl.store(Source + row, tl.where(copied, source, 0), mask=real)
     tl.store(Target + row, target, mask=real)
     if KEEP:
@@ -117,11 +121,11 @@ def _grow(
 
 def grow(
     table: torch.Tensor, length: torch.Tensor, counts: torch.Tensor, page: int, pages: int, short: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """`smcgen.kernels.pages.grow`, in one launch."""
     rows, columns = table.shape
     device = table.device
-    ends = torch.empty(2, rows, dtype=torch.int64, device=device)
+    before, source, target = torch.empty(3, rows, dtype=torch.int64, device=device)
     keep = short is not None
     if short is None:
         short = torch.empty((), dtype=torch.bool, device=device)
@@ -137,8 +141,9 @@ def grow(
         counts,
         mark,
         order,
-        ends[0],
-        ends[1],
+        before,
+        source,
+        target,
         short,
         rows,
         columns,
@@ -154,7 +159,7 @@ def grow(
         KEEP=keep,
         num_warps=16 if padded > 64 else 8 if padded * across > 1024 or pages > 1024 else 4,
     )
-    return ends[0], ends[1], short
+    return before, source, target, short
 
 
 @triton.jit

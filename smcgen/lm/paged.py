@@ -153,25 +153,23 @@ class PagedLM:
         tokens = tokens.to(self.device)
         rows = torch.tensor([row for _, row in chunks], device=self.device)
         counts = torch.tensor([len(ids) for ids, _ in chunks], device=self.device)
-        context.pages.grow(torch.zeros_like(context.length).index_copy_(0, rows, counts))
+        before = context.pages.grow(torch.zeros_like(context.length).index_copy_(0, rows, counts))
         context.pages.verify()
-        self._forward(context.pages, rows, tokens, counts, keep=1)
-        context.length.index_add_(0, rows, counts)
+        self._forward(context.pages, before, rows, tokens, counts, keep=1)
 
     @torch.no_grad()
     def extend(self, context: Context, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """See the contract."""
         assert isinstance(context, PagedContext)
-        context.pages.grow(counts)
+        before = context.pages.grow(counts)
         if self.device.type == "cpu" or context.isolate:
             context.pages.verify()
-            logits = self._extend_dense(context, tokens, counts)
-        else:
-            logits = self._forward(context.pages, None, tokens, counts)
-        context.length.add_(counts)
-        return logits
+            return self._extend_dense(context, before, tokens, counts)
+        return self._forward(context.pages, before, None, tokens, counts)
 
-    def _extend_dense(self, context: PagedContext, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def _extend_dense(
+        self, context: PagedContext, before: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
         """Forwards of the shapes that the counts ask for, one for each group under `isolate`: what a group's forward
         looks like then depends on nothing outside the group. Waits for the device."""
         out: torch.Tensor | None = None
@@ -182,7 +180,7 @@ class PagedLM:
             if len(rows) == 0:
                 continue
             steps = int(counts[rows].max())
-            logits = self._forward(context.pages, rows, tokens[rows, :steps], counts[rows])
+            logits = self._forward(context.pages, before, rows, tokens[rows, :steps], counts[rows])
             if len(rows) == context.rows and steps == tokens.shape[1]:
                 return logits
             if out is None:
@@ -203,11 +201,17 @@ class PagedLM:
         context.pages.trim(lengths)
 
     def _forward(
-        self, pages: Pages, rows: torch.Tensor | None, tokens: torch.Tensor, counts: torch.Tensor, keep: int = 0
+        self,
+        pages: Pages,
+        length: torch.Tensor,
+        rows: torch.Tensor | None,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        keep: int = 0,
     ) -> torch.Tensor:
-        """Logits [rows, T, V] (of the last `keep` tokens only, unless 0) of `tokens` int64 [rows, T] for the rows
-        numbered `rows` (None: all), whose pages are there."""
-        table, length, shared = pages.table, pages.length, pages.shared
+        """Logits [rows, T, V] (of the last `keep` tokens only, unless 0) of `tokens` int64 [rows, T] for the rows numbered
+        `rows` (None: all), whose pages are there; `length` int64 [all rows] before these tokens."""
+        table, shared = pages.table, pages.shared
         if rows is not None:
             table, length, shared = table[rows], length[rows], None
         if isinstance(self.fusion, Rope) and self.device.type == "cuda":

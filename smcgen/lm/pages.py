@@ -96,10 +96,12 @@ class Pages:
         """Pages in the pool, scratch included."""
         return self.keys.shape[1]
 
-    def grow(self, counts: torch.Tensor) -> None:
-        """Room for `counts` int64 [rows] more tokens: pages are handed out, shared last pages copied first."""
-        source, target, _ = kernel.grow(self.table, self.length, counts, self.page, self.count, self.short)
+    def grow(self, counts: torch.Tensor) -> torch.Tensor:
+        """Room for `counts` int64 [rows] more tokens, which count as held from now on: pages are handed out, shared last pages
+        copied first. Returns the lengths before, int64 [rows]."""
+        before, source, target, _ = kernel.grow(self.table, self.length, counts, self.page, self.count, self.short)
         kernel.copy_pools([self.keys, self.values], [source, source], [target, target])
+        return before
 
     def fork(self, ancestors: torch.Tensor) -> None:
         """Row r names what row ancestors[r] names (see `kernels.pages.fork`). No data moves."""
