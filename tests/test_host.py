@@ -32,6 +32,7 @@ def test_a_parcel_is_one_copy():
         torch.tensor(7),
         torch.tensor([[1, 2**40]]),
         torch.tensor([False]),
+        torch.arange(12).view(3, 4)[:, 1],  # strided
     ]
     tasks = [Task(print, inputs[:2], None, False), Task(print, inputs[2:], ((2, 3), torch.float64), False)]
     rooms = []
