@@ -19,12 +19,13 @@ from triton.compiler import ASTSource
 from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, pages, philox, resample
 from smcgen.kernels.gpu import totals, unread, watch
 
-def build(kernel, types, constants, warps):
+def build(kernel, types, constants, warps, sixteen=()):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
     target = GPUTarget("cuda", 90, 32)
-    compiled = triton.compile(ASTSource(kernel, signature, values), target=target, options={"num_warps": warps})
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in sixteen}
+    compiled = triton.compile(ASTSource(kernel, signature, values, attributes), target=target, options={"num_warps": warps})
     print(kernel.__name__, len(compiled.asm["cubin"]))
     return compiled.asm["ptx"]
 
@@ -91,13 +92,23 @@ build(automaton._walk, types | {"Out": "*fp64"}, {"STEPS": 2, "BLOCK": 128}, 4)
 
 for early in (True, False):
     for dtype, size in (("*bf16", 2), ("*fp32", 4)):
-        types = dict.fromkeys(("X", "Weight", "Bias"), dtype)
-        numbers = {"SIZE": size, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "THREADS": 128, "PDL": early}
+        types = dict.fromkeys(("X", "Weight", "Bias", "Scale"), dtype)
+        numbers = {"SIZE": size, "SCALED": False, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "THREADS": 128, "PDL": early}
         for gated, splits, main, rest in ((True, 1, 16, 0), (False, 4, 16, 0), (True, 1, 32, 16), (False, 2, 64, 16)):
             out = {"Out": "*fp32" if splits > 1 else dtype}
             constants = numbers | {"BIAS": not gated and splits == 1, "GATED": gated, "SPLITS": splits}
             ptx = build(layers._linear, types | out, constants | {"BLOCK_M": main, "REST": rest}, 4)
             assert ("griddepcontrol.wait" in ptx) == ("bulk.prefetch" in ptx) == early
+            if early:
+                # Rounded weights are copied a step ahead as bytes, and widened in registers on the way to the tensor cores.
+                small = types | out | {"Weight": "*i8", "Scale": "*fp32"}
+                more = {"BLOCK_M": main, "REST": rest, "SCALED": True, "SIZE": 1}
+                more |= {} if size == 4 else {"BLOCK_N": 64, "BLOCK_K": 128}
+                ptx = build(layers._linear, small, constants | more, 4, ["X", "Weight", "inputs"])
+                if size == 2:
+                    products = [line for line in ptx.splitlines() if "wgmma.mma_async" in line]
+                    assert products and all(line.count("{") == 2 for line in products)  # sums and weights
+                    assert "cp.async.c" in ptx
         types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
         for parts in (0, 4):
             build(layers._rms_norm, types, {"PARTS": parts, "BLOCK": 2048, "PDL": early}, 4)
