@@ -6,8 +6,9 @@
 
 With --shapes, forwards of both models run in full, and then their logits are replaced by two fixed laws: p falls by a factor of
 0.5 from token to token (1.4 nats), and q = a p + (1 - a) r with r elsewhere, so that one candidate is accepted with
-probability a (--acceptance). With --model, the drafts are copies of the model with rounded weights. In both, transformers' own
-`generate`, plain and assisted by the same draft, is measured in the same run, one prompt at a time.
+probability a (--acceptance); with --draft-weights int8 the draft reads its matrices as integers. With --model, the drafts are
+copies of the model with rounded weights. In both, transformers' own `generate`, plain and assisted by the same draft, is
+measured in the same run, one prompt at a time.
 
 Speeds are medians of --repeats runs after one that does not count. "steady" is tokens per forward times texts over the median
 time of a round, which leaves out what a call does once (on a GPU, recording its graph); "times plain" compares steady speeds.
@@ -121,7 +122,8 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
     nets = [shapes.model(name) for name in names]
     size = nets[0].config.vocab_size
     words = shapes.tokenizer(size)
-    loaded = [sg.LM(net, words).load() for net in nets]
+    weights = None, arguments.draft_weights
+    loaded = [sg.LM(net, words, weights=kept).load() for net, kept in zip(nets, weights, strict=True)]
     ids = [[1 + (7 * i + 3 * j) % (size - 2) for j in range(arguments.prompt)] for i in range(max(arguments.batch))]
     for acceptance in arguments.acceptance:
         found = laws(len(loaded[0].vocabulary), acceptance)
@@ -136,7 +138,8 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
                 made.append(own)
             return made[0], made[1], torch.tensor([ids[0]], device=shapes.DEVICE)
 
-        yield Pair(f"acceptance {acceptance:g}", base, draft, ids, fixed, found)
+        name = f"acceptance {acceptance:g}" + (f", {arguments.draft_weights} draft" if arguments.draft_weights else "")
+        yield Pair(name, base, draft, ids, fixed, found)
 
 
 def speed(lm: sg.LM, prompts: list[Any], arguments: argparse.Namespace, **options: Any) -> dict[str, Any]:
@@ -264,7 +267,7 @@ def measure(pair: Pair, arguments: argparse.Namespace, add: Callable[..., None])
 
                 add(pair.draft, batch, f"exact K={block} M={chains}", row)
     if 1 in arguments.batch and not arguments.no_transformers:
-        for assisted in (False, True):
+        for assisted in (False,) if arguments.draft_weights else (False, True):  # its draft is as it was made
 
             def rate(assisted=assisted) -> dict[str, Any]:
                 net, assistant, ids = pair.hf()
@@ -282,13 +285,13 @@ def measure(pair: Pair, arguments: argparse.Namespace, add: Callable[..., None])
 def bars(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What was asked for, and whether it is there."""
     for row in rows:
-        if row["draft"] == "acceptance 0.75" and row["batch"] == 1 and row.get("block") == 4:
+        if row["draft"].split(",")[0] == "acceptance 0.75" and row["batch"] == 1 and row.get("block") == 4:
             wanted, share = BARS.get(row["chains"]), row["verification_ms"] / row["step_ms"]["p50"]
             if wanted is not None:
                 met = "met" if row["speedup"] >= wanted else "MISSED"
-                yield f"K=4, M={row['chains']}: {row['speedup']:.2f} times plain, {wanted} wanted: {met}"
-            met = "met" if share <= MOST_VERIFICATION else "MISSED"
-            yield f"K=4, M={row['chains']}: verification {share:.1%} of a round, {MOST_VERIFICATION:.0%} wanted at most: {met}"
+                yield f"{row['draft']}, K=4, M={row['chains']}: {row['speedup']:.2f} times plain, {wanted} wanted: {met}"
+            met, most = "met" if share <= MOST_VERIFICATION else "MISSED", f"{MOST_VERIFICATION:.0%}"
+            yield f"{row['draft']}, K=4, M={row['chains']}: verification {share:.1%} of a round, {most} wanted at most: {met}"
 
 
 def main() -> None:
@@ -297,6 +300,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 5, 8])
     parser.add_argument("--shapes", choices=["8b", "tiny"])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.75])
+    parser.add_argument("--draft-weights", choices=["int8"], help="with --shapes")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     parser.add_argument("--dtype", help="with --model; default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
@@ -327,7 +331,7 @@ def main() -> None:
     output = arguments.output or ROOT / f"results/exact_{name}_{'cuda' if cuda else 'cpu'}.json"
     old = json.loads(output.read_text()) if output.exists() else {}
     rows: list[dict[str, Any]] = old["rows"] if same(old, head) else []
-    line = f"{'draft':16} {'batch':>5} {'rule':>22} {'tokens/s':>9} {'steady':>9} {'times plain':>11} {'tokens/pass':>11}"
+    line = f"{'draft':28} {'batch':>5} {'rule':>22} {'tokens/s':>9} {'steady':>9} {'times plain':>11} {'tokens/pass':>11}"
     print(f"{line} {'accepted':>8} {'ms':>7} {'forwards':>8} {'verified':>8}")
 
     def add(draft: str, batch: int, rule: str, call: Callable[[], dict[str, Any]]) -> None:
@@ -348,7 +352,7 @@ def main() -> None:
         cells += [row.get("forwards_ms"), row.get("verification_ms")]
         shown = [("" if x is None else f"{x:{f}}") for x, f in zip(cells, (".2f", ".3f", ".2f", ".2f", ".3f"), strict=True)]
         speeds = f"{row['tokens_per_second']:9.1f} {row['steady_tokens_per_second']:9.1f} {row['speedup']:11.2f}"
-        line = f"{draft:16} {batch:5} {rule:>22} {speeds} {shown[0]:>11} {shown[1]:>8}"
+        line = f"{draft:28} {batch:5} {rule:>22} {speeds} {shown[0]:>11} {shown[1]:>8}"
         print(line, *(f"{cell:>{w}}" for cell, w in zip(shown[2:], (7, 8, 8), strict=True)), flush=True)
 
     try:
