@@ -3,8 +3,9 @@
 A round launches the same kernels on the same tensors each time, for its shapes do not depend on what was drawn. The particles
 live in one set of tensors, into which the end of the round copies what it made; models and constraints keep their own state in
 place. A round that asks nothing of the host (no potential works there) is one graph, and nothing waits for the device. Where
-the host has something to do (see `smc.host`) a graph ends and another begins, so that a round with a potential on the host has
-two for each drafted token, and the host fills the masks of a token while the draft's forward, the second of the two, runs.
+the launches wait for the host (see `smc.host`) a graph ends and another begins, so that a round with a potential on the host
+has one for each drafted token: it draws the token, sends it to the host and goes on with the draft's forward, while the host
+fills the masks of the next.
 """
 
 from __future__ import annotations

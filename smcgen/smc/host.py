@@ -3,15 +3,16 @@
 A task reads copies of device tensors and fills another. `later` notes it, `send` has its inputs copied behind what was launched
 so far, and `join` waits until all that was sent is done. What is launched between `send` and `join`, a forward as a rule, runs
 on the device while the host works; tasks that any thread may do are begun at once, on a thread of their own, while this one
-launches. A round that is being recorded (see `smc.graph`) ends a CUDA graph at either, so that the same tasks, with the same
+launches. A round that is being recorded (see `smc.graph`) ends a CUDA graph at `join`, so that the same tasks, with the same
 buffers, are done each time that it is replayed. The copies are part of the graphs: one for all inputs that are sent together,
-and one for each result that is used.
+and one for each result that is used. An event in the middle of a graph tells that the inputs are there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ import torch
 from smcgen.smc.aside import begin
 
 ASIDE: tuple[str, ...] = ("cuda",)  # where tasks are begun by a thread of their own; on a CPU nothing goes on meanwhile
+# Whether an event can be in the middle of a graph; else a graph ends at `send` too, and the device waits for the next to come.
+INSIDE = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 _recording = False  # whether a round is being recorded, in which nothing has values yet
 
 
@@ -160,6 +163,7 @@ class Host:
         self._noted: list[Task] = []
         self._sent: list[Parcel] = []
         self._expected = False  # something was sent and not joined since
+        self._after: list[Callable[[], None]] = []  # the graph that is being made
 
     def later(
         self,
@@ -180,8 +184,11 @@ class Host:
 
     def send(self) -> None:
         """Has the inputs of all tasks copied to the host."""
-        for step in self.rest():
-            self._step(step)
+        steps = self.rest()
+        if self.recorder is not None and INSIDE:
+            self._after = steps
+        elif steps:
+            self._step(*steps)
 
     def join(self) -> None:
         """All tasks are done: what is launched after this finds their results."""
@@ -191,19 +198,24 @@ class Host:
         self._expected = False
 
     def rest(self) -> list[Callable[[], None]]:
-        """The step that is left to do before a round is over, if any: the inputs of what was noted last are sent."""
+        """The steps that are left to do before a round is over: what was noted last is sent."""
+        steps, self._after = self._after, []
         if not self._noted:
-            return []
+            return steps
         tasks, self._noted = self._noted, []
         self._expected = True
-        parcel = Parcel(tasks, torch.cuda.Event() if self.device.type == "cuda" else None, self.recorder is not None)
+        inside = self.recorder is not None and INSIDE
+        event = torch.cuda.Event(**({"external": True} if inside else {})) if self.device.type == "cuda" else None
+        parcel = Parcel(tasks, event, self.recorder is not None)
         if parcel.event is not None or self.recorder is not None:
             parcel.pack(self._room)
         else:  # the tensors serve themselves
             for task in tasks:
                 task.sent = task.inputs
                 task.result = None if task.kind is None else torch.empty(task.kind[0], dtype=task.kind[1])
-        return [functools.partial(self._send, parcel)]
+        if event is not None and inside:
+            event.record()
+        return [*steps, functools.partial(self._send, parcel)]
 
     def _step(self, *steps: Callable[[], None]) -> None:
         if self.recorder is not None:
@@ -221,7 +233,7 @@ class Host:
         return make() if self.recorder is None else begin(make)()
 
     def _send(self, parcel: Parcel) -> None:
-        if parcel.event is not None:
+        if parcel.event is not None and not (parcel.kept and INSIDE):  # there it is a part of the graph
             parcel.event.record()
         # In order: behind tasks that are for this thread none is begun by the other.
         free = all(earlier.doing is not None for earlier in self._sent) and all(task.aside for task in parcel.tasks)
@@ -249,7 +261,7 @@ class Host:
 
     def forget(self) -> None:
         """After a recording, whether or not it has succeeded."""
-        self.recorder, self._expected = None, False
+        self.recorder, self._expected, self._after = None, False, []
         self._noted.clear()
 
 
