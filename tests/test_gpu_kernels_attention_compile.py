@@ -40,7 +40,6 @@ for dtype, dim, steps, norm, shared, rope in (
         "PARTICLES": 8, "STEPS": steps, "QUERIES": 4, "HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "BLOCK_D": dim, "BLOCK_V": dim,
         "PAGE": 16, "SPLITS": 16 * shared, "OWN_SPLITS": 2, "TILES": -(-32 * steps // rows), "OWN_TILES": -(-4 * steps // rows),
         "NEW": 0 if rope is None else 16, "ROPE": bool(rope), "NORM": norm, "SOFTCAP": False, "WINDOW": norm, "DIRECT": False,
-        "AHEAD": 2 * norm,
         "BLOCK_M": rows if dtype != "*fp32" else 32, "BLOCK_N": 64 if dtype != "*fp32" else 32, "PDL": dtype == "*bf16",
     }
     build(attention._attend, types, constants)

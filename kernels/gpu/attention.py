@@ -23,12 +23,9 @@ import triton.language as tl
 from smcgen.kernels.gpu.join import PROGRAMS, join
 from smcgen.kernels.gpu.pdl import early, release, wait
 
-FEW = 16  # new tokens of a row that pieces rotate and write by themselves; 0: a launch of its own does it always
-# What is done while the kernel before still runs: 0 nothing, 1 pages are looked up, 2 the first block of old tokens is read.
-# More than 0 needs a forward that begins with a kernel which waits before it releases: nothing that changes lengths, tables or
-# old tokens may still be running then.
-AHEAD = 0
-MORE = 1  # own pieces more than the old tokens ask for, so that the new ones have one to themselves
+# New tokens of a row that pieces rotate and write by themselves. (With more a launch that does it first was the faster on an
+# H200: each of several tiles would rotate them again.)
+FEW = 8
 
 
 class New(NamedTuple):
@@ -63,41 +60,6 @@ def _heads(
         sin = tl.load(Sin + angle, mask=inside, other=0.0).to(tl.float32)
         x = (x * cos + tl.where(d < half, -1.0, 1.0)[None, :] * y * sin).to(X.dtype.element_ty)
     return x
-
-
-@triton.jit
-def _block(
-    Keys,
-    Values,
-    page,
-    at,
-    end,
-    head,
-    HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """Keys [BLOCK_D, n] and values [n, BLOCK_V] of the tokens `at` < end, which lie in `page`."""
-    d = tl.arange(0, BLOCK_D)
-    e = tl.arange(0, BLOCK_V)
-    real = at < end
-    token = (page.to(tl.int64) * HEADS + head) * PAGE + at % PAGE
-    k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
-    # Values are asked for with the keys: where a piece is one block, waiting for memory is all there is.
-    v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
-    return k, v
-
-
-@triton.jit
-def _seen(at, end, position, window, WINDOW: tl.constexpr):
-    """Which tokens `at` < end the queries at `position` see."""
-    keep = (at < end)[None, :] & (at[None, :] <= position[:, None])
-    if WINDOW:
-        keep = keep & (at[None, :] > position[:, None] - window)
-    return keep
 
 
 @triton.jit
@@ -168,14 +130,12 @@ def _attend(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,  # one piece only: write the result
-    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release(PDL)
-    if AHEAD == 0:
-        wait(PDL)
+    wait(PDL)
     head = tl.program_id(0)
     program = tl.program_id(1)
     common = program < shared_programs
@@ -224,11 +184,6 @@ def _attend(
     line = Table + first.to(tl.int64) * columns
     n = tl.arange(0, BLOCK_N)
     page = tl.load(line + (begin + n) // PAGE, mask=begin + n < end, other=0)
-    if AHEAD == 2:
-        k0, v0 = _block(Keys, Values, page, begin + n, end, head, HEADS, PAGE, DIM, VALUE_DIM, BLOCK_D, BLOCK_V)
-        page = tl.load(line + (begin + BLOCK_N + n) // PAGE, mask=begin + BLOCK_N + n < end, other=0)
-    if AHEAD:
-        wait(PDL)
     at_query = row.to(tl.int64) * q_row + step * q_step + query * q_head
     angle = tl.minimum(position, lines - 1)  # padding may stand past the end
     q = _heads(Query, at_query, live, angle, Cos, Sin, QueryNorm, eps, DIM, BLOCK_D, ROPE, NORM)
@@ -254,15 +209,18 @@ def _attend(
             if WINDOW:
                 keep = keep & (t[None, :] > step[:, None] - window)
             top, mass, sums = _add(q, tl.trans(k), v, keep, top, mass, sums, scale, softcap, SOFTCAP)
-    if AHEAD == 2:
-        keep = _seen(begin + n, end, position, window, WINDOW)
-        top, mass, sums = _add(q, k0, v0, keep, top, mass, sums, scale, softcap, SOFTCAP)
-    for start in range(begin + (BLOCK_N if AHEAD == 2 else 0), end, BLOCK_N):
+    for start in range(begin, end, BLOCK_N):
         at = start + n
-        k, v = _block(Keys, Values, page, at, end, head, HEADS, PAGE, DIM, VALUE_DIM, BLOCK_D, BLOCK_V)
+        real = at < end
+        token = (page.to(tl.int64) * HEADS + head) * PAGE + at % PAGE
         # Pages are looked up a block ahead, so that keys and values wait for no look-up.
         page = tl.load(line + (at + BLOCK_N) // PAGE, mask=at + BLOCK_N < end, other=0)
-        keep = _seen(at, end, position, window, WINDOW)
+        k = tl.load(Keys + token[None, :] * DIM + d[:, None], mask=real[None, :] & (d < DIM)[:, None], other=0.0)
+        # Values are asked for with the keys: where a piece is one block, waiting for memory is all there is.
+        v = tl.load(Values + token[:, None] * VALUE_DIM + e[None, :], mask=real[:, None] & (e < VALUE_DIM)[None, :], other=0.0)
+        keep = real[None, :] & (at[None, :] <= position[:, None])
+        if WINDOW:
+            keep = keep & (at[None, :] > position[:, None] - window)
         top, mass, sums = _add(q, k, v, keep, top, mass, sums, scale, softcap, SOFTCAP)
     out = ((row * STEPS + step) * HEADS * QUERIES + query).to(tl.int64)
     inside = live[:, None] & (e < VALUE_DIM)[None, :]
@@ -317,8 +275,8 @@ def attend(
         span = columns * page
         own = span if particles == 1 or own is None else min(own, span)
         splits = _splits(span, own, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
-        if new is not None and sum(splits) > 1:
-            splits = splits[0], splits[1] + MORE
+        if new is not None and steps == 1 and sum(splits) > 1:
+            splits = splits[0], splits[1] + 1  # one more, so that the new token has a piece to itself
     elif particles == 1:
         splits = 0, splits[1]
     pieces, total = sum(splits), rows * steps * heads
@@ -378,7 +336,6 @@ def attend(
         SOFTCAP=softcap is not None,
         WINDOW=window is not None,
         DIRECT=direct,
-        AHEAD=AHEAD if new is not None else min(AHEAD, 1),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=4,
