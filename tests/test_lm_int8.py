@@ -290,3 +290,18 @@ def test_on_a_device():
         one.prefill(its, [0], [[1, 2, 3]])
         found.append(one.extend(its, torch.tensor([[4, 5]] * 2, device="cuda"), torch.tensor([2, 2], device="cuda")))
     assert 0 < (found[0] - found[1]).abs().mean() < 0.1 * found[1].abs().mean()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_device_never_holds_the_matrices_in_bfloat16():
+    model = tiny_model("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=24).to(torch.bfloat16)
+    size = stored_bytes(model)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    lm = load(model, word_tokenizer(), device="cuda", weights="int8")
+    gc.collect()
+    assert isinstance(lm.fusion, Rope)
+    assert stored_bytes(lm.model) < 0.55 * size
+    assert torch.cuda.max_memory_allocated() - before < size

@@ -133,12 +133,14 @@ def _from_memory(
             own: Any = copy.deepcopy(model, shared)
         else:
             own = copy.deepcopy(model)
-            own = own.to(device=where, dtype=kind)
+            own = own.to(dtype=kind)
+        if weights == "int8":
+            with quiet():
+                _to_int8(own, name, where)
+        own = own.to(where)
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"{name} cannot be copied: {_first_line(error)}; save it and give the folder") from error
     with quiet():
-        if weights == "int8":
-            _to_int8(own, name, where)
         return _paged(name, own, _tokenizer(name, tokenizer), compile)
 
 
