@@ -12,7 +12,6 @@ from transformers import CONFIG_MAPPING
 from smcgen.errors import ModelError
 from smcgen.kernels import attention as attention_kernel
 from smcgen.kernels import pages as pages_kernel
-from smcgen.lm import attention as attention_hook
 from smcgen.lm import paged
 from smcgen.lm.load import load
 from tests.tiny_models import REFUSED, SUPPORTED, tiny_model, word_tokenizer
@@ -129,7 +128,7 @@ def mutate(monkeypatch, function, old, new, *places):
 GROW = (pages_kernel.grow, pages_kernel)
 COPY = (pages_kernel.copy_pools, pages_kernel)
 PLACES = (attention_kernel.new_places, paged)
-ATTEND = (attention_kernel.paged_attention, attention_hook)
+ATTEND = (attention_kernel.paged_attention, attention_kernel)
 FORWARD = (paged.PagedLM._forward, paged.PagedLM)
 MUTANTS = {
     "no copy on write": ("llama", *GROW, "& (keeper != row)", "& (row < 0)"),
