@@ -114,7 +114,7 @@ class Batch:
         queue = deque(range(len(self.log_evidence)) if self.starts is None else self.starts.items)
         free, busy = list(range(self.shape[0])), {}
         tokens, budget = 0, len(queue) * self.plan.max_tokens
-        rounds = Rounds(self.particles, self.world, self.algorithm)
+        rounds = Rounds(self.particles, self.world, self.algorithm, self._flags, self._tables)
         reports: deque[Report] = deque()
         self.began = time.perf_counter()
         with Progress("sampling", budget, progress) as bar:
@@ -123,9 +123,8 @@ class Batch:
                     taken = {free.pop(0): queue.popleft() for _ in range(min(len(queue), len(free)))}
                     self.admit(taken)
                     busy.update(taken)
-                info = rounds()
+                reports.append(rounds())
                 self.particles, self.launched = rounds.particles, self.launched + 1
-                reports.append(Report(info, self.particles, self._flags(), [*self.memory.tables(), *self._finished()]))
                 while reports and not (len(reports) == 1 and rounds.wanted and self._may_go_on(busy.values())):
                     ended, length = self.read(reports.popleft(), busy)
                     # A group that collapses still moves: what is kept of it, and drawn from, is the state after the last round
@@ -176,9 +175,10 @@ class Batch:
         """bool [], what must not have happened."""
         return [reader.broken for reader in self._readers()] + [self.world.scorer.infinite]
 
-    def _finished(self) -> list[torch.Tensor]:
-        """bool [G], the groups in which some particle has finished, if that is of interest."""
-        return [self.particles.finished.any(-1)] if self.plan.collapse else []
+    def _tables(self, particles: Particles) -> list[torch.Tensor]:
+        """The page tables and, if that is of interest, the groups in which some particle has finished, bool [G]."""
+        finished = [particles.finished.any(-1)] if self.plan.collapse else []
+        return [*self.memory.tables(), *finished]
 
     def _may_go_on(self, items: Iterable[int]) -> bool:
         """Whether some item may have room for another round after those launched, as far as is known without reading."""

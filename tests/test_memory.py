@@ -194,8 +194,9 @@ def test_a_prompt_that_cannot_fit_is_refused_before_the_first_token(monkeypatch,
     def never(*_):
         raise AssertionError("a model has read something")
 
+    reading = lm.load(), draft.load()  # which reads a few tokens
     monkeypatch.setattr(PagedLM, "prefill", never)
-    have(monkeypatch, [Demand(lm.load(), 1, 4, 4)], 1)  # the draft has no room
+    have(monkeypatch, [Demand(reading[0], 1, 4, 4)], 1)  # the draft has no room
     message = (
         r"the K/V cache and the logits of LlamaForCausalLM for 4 rows of 8 \+ 21 tokens need 0\.\d\d GB, and 0\.\d\d GB are"
         r" free on cpu: take fewer particles or chains, a smaller max_tokens, a shorter prompt or a smaller model"

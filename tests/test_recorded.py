@@ -17,6 +17,7 @@ from smcgen.errors import PotentialError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.proposals import judged
 from smcgen.smc import graph
+from smcgen.smc.host import pack
 from tests import tape
 from tests.statistics import evidence_z, many
 from tests.tables import TableLM
@@ -266,6 +267,7 @@ def test_a_model_that_asks_is_run_as_it_is(record):
 def test_values_of_all_kinds_travel_together():
     values = [torch.tensor(True), torch.arange(3), torch.rand(2, 3, dtype=torch.float64)[:, ::2], torch.rand(5).bool()]
     values += [torch.rand(5, 2)[:, 0], torch.zeros(0, 2), torch.arange(4, dtype=torch.int32)]
-    for sent, found in zip(values, graph._to_host(values)(), strict=True):
+    packed, unpack = pack(values)
+    for sent, found in zip(values, unpack(packed), strict=True):
         assert found.dtype == sent.dtype
         assert torch.equal(found, sent)

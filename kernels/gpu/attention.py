@@ -274,7 +274,9 @@ def attend(
     if splits is None:
         span = columns * page
         own = span if particles == 1 or own is None else min(own, span)
-        splits = _splits(span, own, rows * key_heads * own_tiles, 0 if particles == 1 else groups * key_heads * tiles)
+        programs = 0 if particles == 1 else groups * key_heads * tiles
+        # Several new tokens are more work a piece, and more outputs to join.
+        splits = _splits(span, own, rows * key_heads * own_tiles, programs, 64 if steps == 1 else 128)
         if new is not None and steps == 1 and sum(splits) > 1:
             splits = splits[0], splits[1] + 1  # one more, so that the new token has a piece to itself
     elif particles == 1:
@@ -347,13 +349,15 @@ def attend(
     return final
 
 
-def _splits(span: int, own: int, own_programs: int, programs: int) -> tuple[int, int]:
-    """How many pieces: enough programs for the device, none much shorter than a block if the rows are full.
+def _splits(span: int, own: int, own_programs: int, programs: int, least: int) -> tuple[int, int]:
+    """How many pieces: enough programs for the device, none much shorter than worth while if the rows are full.
 
     Args:
-        span, own: tokens that a row has room for, and those of them that are no other row's.
-        own_programs, programs: for each piece of rows and of groups; `programs` is 0 if nothing is shared."""
+        span, own: tokens that a row has room for, and those of them that are no other row's, as long as nothing is resampled.
+        own_programs, programs: for each piece of rows and of groups; `programs` is 0 if nothing is shared.
+        least: tokens of a shared piece."""
     if programs == 0:
         return 0, min(16, max(1, span // 64), max(1, PROGRAMS // own_programs))
-    shared = min(16, max(1, span // 64), max(1, PROGRAMS // programs))
+    likely = max(span - own, span // 2)
+    shared = min(16, max(1, likely // least), max(1, PROGRAMS // programs))
     return shared, min(4, max(1, own // 256), max(1, PROGRAMS // own_programs))

@@ -16,7 +16,8 @@ from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
 from smcgen.kernels.layers import Rounded, Weight, whole
 
 # By bytes of a weight: rows, from which on cuBLAS is faster; for int8 also with the matrix turned into another dtype before.
-FEW = {1: 80, 2: 16, 4: 16}
+FEW = {1: 80, 2: 80, 4: 16}
+WIDE = 1 << 15  # outputs of a matrix that is a model's head; for more than 16 rows cuBLAS is faster there
 
 
 class Tiles(NamedTuple):
@@ -41,9 +42,11 @@ TILES = {
     (2, "linear", False): Tiles(64, 128, 6, 4),
     (2, "parts", False): Tiles(64, 128, 6, 4),
     (2, "gated", False): Tiles(64, 128, 4, 4),
-    (2, "linear", True): Tiles(64, 64, 4, 4),
-    (2, "parts", True): Tiles(128, 64, 4, 8, 4),
-    (2, "gated", True): Tiles(128, 64, 4, 8),
+    (2, "linear", True): Tiles(64, 128, 6, 4),
+    (2, "parts", True): Tiles(64, 128, 6, 4, 2),
+    (2, "gated", True): Tiles(128, 64, 4, 4),
+    (2, "head", False): Tiles(64, 128, 4, 4),
+    (4, "head", False): Tiles(32, 64, 4, 4),
     (4, "linear", False): Tiles(32, 64, 4, 4),
     (4, "parts", False): Tiles(32, 64, 4, 4),
     (4, "gated", False): Tiles(32, 64, 4, 4),
@@ -244,9 +247,10 @@ def _linear(
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if not _is_few(x, weight):
+    head = isinstance(weight, torch.Tensor) and len(weight) > WIDE
+    if not _is_few(x, weight) or (head and len(x) > 16):
         return torch.nn.functional.linear(x, whole(weight, x.dtype), bias)
-    return _few("linear", x, weight, bias)[0]
+    return _few("head" if head else "linear", x, weight, bias)[0]
 
 
 def linear_parts(x: torch.Tensor, weight: Weight) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -45,43 +46,33 @@ def recordable(world: World, proposal: Proposal) -> bool:
 class Report:
     """What the host wants to know of a round: on a GPU one copy runs behind the round, and `read` waits for it.
 
-    `tables`, the page tables of the models, are there after `read`; on a CPU they are no copies, and the next round changes
-    them."""
+    Args:
+        names: of the first values.
+        packed, unpack: all values in one piece, and what takes it apart (see `host.pack`).
 
-    def __init__(
-        self, info: RoundInfo, particles: Particles, flags: Sequence[torch.Tensor], tables: Sequence[torch.Tensor] = ()
-    ):
-        values = vars(info) | {"done": particles.done, "longest": particles.length.amax(-1), "flags": torch.stack(list(flags))}
-        self.names, self.tables = list(values), list(tables)
-        on_gpu = particles.length.is_cuda
-        self.copies = _to_host([*values.values(), *tables]) if on_gpu else [value.clone() for value in values.values()]
+    Attributes:
+        tables: the other values, there after `read`.
+    """
+
+    def __init__(self, names: Sequence[str], packed: torch.Tensor, unpack: Callable[[torch.Tensor], list[torch.Tensor]]):
+        self.names, self.unpack = names, unpack
+        self.sent = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
+        self.copied = torch.cuda.Event() if packed.is_cuda else None
+        if self.copied is not None:
+            self.copied.record()
+        self.tables: list[torch.Tensor] = []
 
     def read(self) -> tuple[RoundInfo, torch.Tensor, torch.Tensor, bool]:
-        """The round's information, which groups are done, bool [G], their longest samples, int64 [G], and whether any of
-        `flags` was set."""
-        copies = self.copies if isinstance(self.copies, list) else self.copies()
-        self.tables = copies[len(self.names) :] or self.tables
-        values = dict(zip(self.names, copies, strict=False))
+        """The round's information, which groups are done, bool [G], their longest samples, int64 [G], and whether any of the
+        flags was set."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        found = self.unpack(self.sent.clone())  # what is kept is no memory that a GPU can reach
+        values, self.tables = dict(zip(self.names, found, strict=False)), found[len(self.names) :]
         for name in ("ancestors", "tokens", "counts"):  # kept for every round: no larger than needed
             values[name] = values[name].to(torch.int32)
         done, longest, flags = (values.pop(name) for name in ("done", "longest", "flags"))
         return RoundInfo(**values), done, longest, bool(flags.any())
-
-
-def _to_host(values: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """Sends values of a GPU to the host as one piece of memory. What is returned waits for it."""
-    packed, unpack = pack(values)
-    pinned = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
-    copied = torch.cuda.Event() if packed.is_cuda else None
-    if copied is not None:
-        copied.record()
-
-    def read() -> list[torch.Tensor]:
-        if copied is not None:
-            copied.synchronize()
-        return unpack(pinned.clone())
-
-    return read
 
 
 class Capture:
@@ -160,17 +151,29 @@ class Recording:
 class Rounds:
     """Runs rounds: the first as it is, which also prepares every kernel, then from a recording if that can be had.
 
+    Args:
+        flags: bool [], what must not have happened.
+        tables: of the particles, what else is to be reported.
+
     Attributes:
         particles: the particles after the last round.
         wanted: whether rounds are to be recorded, or were.
         recorded: the recording that is replayed, once there is one.
     """
 
-    def __init__(self, particles: Particles, world: World, algorithm: Algorithm):
+    def __init__(
+        self,
+        particles: Particles,
+        world: World,
+        algorithm: Algorithm,
+        flags: Callable[[], Sequence[torch.Tensor]],
+        tables: Callable[[Particles], Sequence[torch.Tensor]],
+    ):
         self.particles, self.world, self.algorithm = particles, world, algorithm
+        self.flags, self.tables = flags, tables
         self.wanted = recordable(world, algorithm.proposal)
         self.recorded: Recording | None = None
-        self.info: RoundInfo  # of the recording: overwritten when it is replayed
+        self.told: Any  # of the recording: overwritten when it is replayed
         self.ran = 0
 
     @property
@@ -178,32 +181,38 @@ class Rounds:
         """CUDA graphs that a round is; 0 if it is launched kernel by kernel."""
         return 0 if self.recorded is None else self.recorded.graphs
 
-    def __call__(self) -> RoundInfo:
-        """One round. Its tensors are overwritten by the next."""
+    def __call__(self) -> Report:
+        """One round."""
         if self.wanted and self.ran == 1:
             self._record()
         self.ran += 1
         if self.recorded is not None:
             self.recorded.replay()
-            return self.info
-        if not self.wanted:
-            self.particles, info = step(self.particles, self.world, self.algorithm)
-            return info
-        return self._round()
+            return Report(*self.told)
+        return Report(*self._round())
 
-    def _round(self) -> RoundInfo:
-        """A round that leaves the particles in the tensors where it found them, as models and constraints do."""
+    def _round(self) -> tuple[list[str], torch.Tensor, Callable[[torch.Tensor], list[torch.Tensor]]]:
+        """A round, and what a report of it needs. If rounds are to be recorded it leaves the particles in the tensors where it
+        found them, as models and constraints do."""
         particles, info = step(self.particles, self.world, self.algorithm)
-        pairs = [(getattr(self.particles, field.name), getattr(particles, field.name)) for field in fields(particles)]
-        moved = [(old, new) for old, new in pairs if new is not old]
-        for dtype in {new.dtype for _, new in moved}:  # one launch for each
-            same = [pair for pair in moved if pair[1].dtype == dtype]
-            torch._foreach_copy_([old for old, _ in same], [new for _, new in same])  # pyright: ignore[reportPrivateImportUsage]
-        return info
+        if self.wanted:
+            pairs = [(getattr(self.particles, field.name), getattr(particles, field.name)) for field in fields(particles)]
+            moved = [(old, new) for old, new in pairs if new is not old]
+            for dtype in {new.dtype for _, new in moved}:  # one launch for each
+                same = [pair for pair in moved if pair[1].dtype == dtype]
+                torch._foreach_copy_([old for old, _ in same], [new for _, new in same])  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            self.particles = particles
+        values = vars(info) | {
+            "done": particles.done,
+            "longest": particles.length.amax(-1),
+            "flags": torch.stack(list(self.flags())),
+        }
+        return list(values), *pack([*values.values(), *self.tables(particles)])
 
     def _record(self) -> None:
         def work() -> None:
-            self.info = self._round()
+            self.told = self._round()
 
         self.world.potentials.join()  # what the round before has left is no part of the recording
         try:
