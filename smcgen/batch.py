@@ -103,7 +103,8 @@ class Batch:
         self.stop_state = torch.zeros(items, shape[1], dtype=torch.int64)
         self.log_evidence = torch.zeros(items, dtype=torch.float64)
         self.memory = Memory(self._plain_readers())
-        world.potentials.host.meanwhile = self.memory.count
+        self.reports: deque[Report] = deque()  # of rounds that were launched and not read yet
+        world.potentials.host.meanwhile = self.meanwhile
         self.history: list[RoundInfo] = []
         self.seconds: list[float] = []  # of each round of the batch
         self.launched = 0  # rounds
@@ -115,7 +116,7 @@ class Batch:
         free, busy = list(range(self.shape[0])), {}
         tokens, budget = 0, len(queue) * self.plan.max_tokens
         rounds = Rounds(self.particles, self.world, self.algorithm, self._flags, self._tables)
-        reports: deque[Report] = deque()
+        reports = self.reports
         self.began = time.perf_counter()
         with Progress("sampling", budget, progress) as bar:
             while queue or busy:
@@ -152,6 +153,12 @@ class Batch:
             memory=self.memory.summary(),
             graphs=rounds.graphs,
         )
+
+    def meanwhile(self) -> None:
+        """While the thread would only wait for the device: what else would keep the device waiting, between two rounds."""
+        self.memory.count()
+        for report in self.reports:
+            _ = report.found
 
     def read(self, report: Report, busy: dict[int, int]) -> tuple[dict[int, int], torch.Tensor]:
         """Keeps what a round says; which groups of `busy` have ended with it, {group: item}, and the longest sample of every

@@ -92,13 +92,15 @@ def test_a_head_that_is_the_embedding_stays():
 @pytest.fixture
 def fusing(monkeypatch):
     """Layers are fused here as on a GPU."""
-    monkeypatch.setattr(load_module, "FUSING", ("cpu",))
+    monkeypatch.setattr(load_module, "FUSING", ("cpu", "cuda"))
 
 
 @pytest.fixture
 def triton(monkeypatch):
     """Kernels of layers are those of a GPU; gives (what was wanted, rows, dtype of weights) of products of few rows."""
     gpu = pytest.importorskip("smcgen.kernels.gpu.layers")
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here, and take no tensors of the CPU")
     monkeypatch.setattr("smcgen.kernels.layers.on_triton", lambda x: True)
     seen, few = [], gpu._few
 

@@ -33,9 +33,9 @@ class Tiles(NamedTuple):
 
 # By bytes of a weight (with x in float32: of x), what is wanted (see `_few`), and whether rows are more than 16.
 TILES = {
-    (1, "linear", False): Tiles(64, 256, 6, 4, ahead=512),
-    (1, "parts", False): Tiles(64, 256, 6, 4, ahead=512),
-    (1, "gated", False): Tiles(64, 256, 4, 4, ahead=512),
+    (1, "linear", False): Tiles(32, 256, 4, 2, ahead=512),
+    (1, "parts", False): Tiles(32, 256, 4, 2, 4, ahead=512),
+    (1, "gated", False): Tiles(16, 256, 4, 1, ahead=512),
     (1, "linear", True): Tiles(64, 128, 4, 4, ahead=512),
     (1, "parts", True): Tiles(128, 128, 4, 8, 4, ahead=512),
     (1, "gated", True): Tiles(128, 128, 4, 8, ahead=512),

@@ -83,11 +83,9 @@ class Memory:
         return [tensor for cache in self.caches for tensor in (cache.table, cache.length)]
 
     def note(self, tables: Sequence[torch.Tensor]) -> None:
-        """Takes down a round, from what `tables` gives, on the host. What is no copy is counted at once, for it will change;
-        else the last round is left to `count`."""
+        """Takes down a round, from copies on the host of what `tables` gives; the last round is left to `count`."""
         self.left.append(tables)
-        copied = any(cache.table.is_cuda for cache in self.caches)
-        self.count(1 if copied else 0)
+        self.count(1)
 
     def count(self, leave: int = 0) -> None:
         """Counts the rounds taken down, but for the last `leave`."""

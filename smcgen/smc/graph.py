@@ -11,6 +11,7 @@ fills the masks of the next.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -62,13 +63,17 @@ class Report:
             self.copied.record()
         self.tables: list[torch.Tensor] = []
 
+    @functools.cached_property
+    def found(self) -> list[torch.Tensor]:
+        """All values, on the host."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.unpack(self.sent.clone())  # what is kept is no memory that a GPU can reach
+
     def read(self) -> tuple[RoundInfo, torch.Tensor, torch.Tensor, bool]:
         """The round's information, which groups are done, bool [G], their longest samples, int64 [G], and whether any of the
         flags was set."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        found = self.unpack(self.sent.clone())  # what is kept is no memory that a GPU can reach
-        values, self.tables = dict(zip(self.names, found, strict=False)), found[len(self.names) :]
+        values, self.tables = dict(zip(self.names, self.found, strict=False)), self.found[len(self.names) :]
         for name in ("ancestors", "tokens", "counts"):  # kept for every round: no larger than needed
             values[name] = values[name].to(torch.int32)
         done, longest, flags = (values.pop(name) for name in ("done", "longest", "flags"))
