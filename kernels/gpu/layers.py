@@ -27,23 +27,25 @@ class Tiles(NamedTuple):
     inputs: int  # of a step
     stages: int  # steps under way
     warps: int
-    splits: int = PROGRAMS  # of the inputs, at most, where parts are wanted
+    programs: int = PROGRAMS  # at most, where parts are wanted
     ahead: int = 256  # inputs of each output whose weights are asked for before the wait
 
+
+ALONE = PROGRAMS // 2  # where a program has a processor to itself, for the memory that it takes
 
 # By bytes of a weight (with x in float32: of x), what is wanted (see `_few`), and whether rows are more than 16.
 TILES = {
     (1, "linear", False): Tiles(32, 256, 4, 2, ahead=512),
-    (1, "parts", False): Tiles(32, 256, 4, 2, 4, ahead=512),
+    (1, "parts", False): Tiles(32, 256, 4, 2, ahead=512),
     (1, "gated", False): Tiles(16, 256, 4, 1, ahead=512),
     (1, "linear", True): Tiles(64, 128, 4, 4, ahead=512),
-    (1, "parts", True): Tiles(128, 128, 4, 8, 4, ahead=512),
+    (1, "parts", True): Tiles(128, 128, 4, 8, ALONE, ahead=512),
     (1, "gated", True): Tiles(128, 128, 4, 8, ahead=512),
     (2, "linear", False): Tiles(64, 128, 6, 4),
-    (2, "parts", False): Tiles(64, 128, 6, 4),
+    (2, "parts", False): Tiles(64, 128, 6, 4, ALONE),
     (2, "gated", False): Tiles(64, 128, 4, 4),
     (2, "linear", True): Tiles(64, 128, 6, 4),
-    (2, "parts", True): Tiles(64, 128, 6, 4, 2),
+    (2, "parts", True): Tiles(64, 128, 6, 4, ALONE),
     (2, "gated", True): Tiles(128, 64, 4, 4),
     (2, "head", False): Tiles(64, 128, 4, 4),
     (4, "head", False): Tiles(32, 64, 4, 4),
@@ -51,7 +53,7 @@ TILES = {
     (4, "parts", False): Tiles(32, 64, 4, 4),
     (4, "gated", False): Tiles(32, 64, 4, 4),
     (4, "linear", True): Tiles(32, 32, 3, 4),
-    (4, "parts", True): Tiles(32, 32, 3, 4, 4),
+    (4, "parts", True): Tiles(32, 32, 3, 4),
     (4, "gated", True): Tiles(32, 32, 3, 4),
 }
 
@@ -279,7 +281,7 @@ def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     tiles = TILES[4 if x.dtype == torch.float32 else size, wanted, rows > 16]
     outputs = len(numbers) // 2 if gated else len(numbers)
     blocks = triton.cdiv(outputs, tiles.outputs)
-    splits = max(1, min(PROGRAMS // blocks, inputs // 512, tiles.splits)) if parts else 1
+    splits = max(1, min(tiles.programs // blocks, inputs // 512)) if parts else 1
     out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
     main, rest = _powers(rows)
     _linear[(blocks, splits)](
