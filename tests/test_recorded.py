@@ -16,7 +16,7 @@ import smcgen as sg
 from smcgen.errors import PotentialError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.proposals import judged
-from smcgen.smc import graph
+from smcgen.smc import graph, host
 from smcgen.smc.host import pack
 from tests import tape
 from tests.statistics import evidence_z, many
@@ -190,6 +190,17 @@ def test_as_many_graphs_as_the_host_asks_for(record, target, options, graphs):
     block, and one with the round."""
     record(True)
     assert run(target, **options).info["graphs_a_round"] == graphs
+
+
+def test_graphs_end_where_no_event_can_be_inside(monkeypatch, record):
+    """As with a torch that has no external events: two graphs for each token that masks are filled for."""
+    monkeypatch.setattr(host, "INSIDE", False)
+    found = []
+    for wanted in (True, False):
+        record(wanted)
+        found.append(run(LM * sg.lark(GRAMMAR), **DRAFTED))
+    assert found[0].info["graphs_a_round"] == 2 * 3 + 4
+    same(*found)
 
 
 def test_the_host_works_while_the_models_read(monkeypatch, record):
