@@ -18,7 +18,7 @@ def to_html(post: Posterior, most: int = 10) -> str:
     error = "" if post.log_evidence_se is None else f" ± {post.log_evidence_se:.2g}"
     rows, summary = post.table(), post.diagnostics().summary()
     lines = [
-        f"<b>Posterior</b>: {len(rows)} distinct texts, log evidence {post.log_evidence:z.4f}{error}",
+        f"<b>Posterior</b>: {len(rows)} distinct text{'s' * (len(rows) != 1)}, log evidence {post.log_evidence:z.4f}{error}",
         "<table style='text-align:left'><tr><th>probability</th><th></th><th style='text-align:left'>text</th></tr>",
     ]
     for row in rows[:most]:

@@ -384,7 +384,7 @@ class Posterior:
             return "Posterior(no survivors)"
         se = "" if self.log_evidence_se is None else f" ± {self.log_evidence_se:.2g}"
         rows = self.table()
-        lines = [f"Posterior({len(rows)} distinct texts, log evidence {self.log_evidence:z.4f}{se})"]
+        lines = [f"Posterior({len(rows)} distinct text{'s' * (len(rows) != 1)}, log evidence {self.log_evidence:z.4f}{se})"]
         for row in rows[:5]:
             shown = row.text if len(row.text) <= 70 else row.text[:67] + "..."
             lines.append(f"  {row.probability:7.4f}  {shown!r}")
