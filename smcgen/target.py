@@ -164,9 +164,8 @@ class LM(Factor):
         tokenizer: needed with a transformers model in memory, else read from beside the weights.
         device, dtype: e.g. "cuda", "bfloat16"; by default a GPU if there is one, and bfloat16 there, float32 on a CPU.
         weights: "int8" rounds the matrices to 8-bit integers and keeps them so, in half the memory of bfloat16: the target is
-            then the rounded model. Layers that are fused on a GPU read the integers, which saves time too; others need the
-            extra `int8` and save memory only. (`quantized(8)` is something else: a second, rounded model for use as a draft,
-            which keeps its dtype.)
+            then the rounded model. Layers that are fused on a GPU read the integers; others need the extra `int8` and save
+            memory only. (`quantized(8)` is something else: a second, rounded model for use as a draft, which keeps its dtype.)
         compile: compiles layers that are not fused with `torch.compile` when the model is loaded, which takes from seconds to
             minutes; where that fails the layers run as they are, with a warning. `info["layers"]` tells.
 
