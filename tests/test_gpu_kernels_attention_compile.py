@@ -3,11 +3,9 @@ process, for in this one Triton may be interpreting."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.compiling import built
 
 pytest.importorskip("triton")
 
@@ -56,12 +54,4 @@ build(join._join, sums | {"Sinks": "*fp32", "Final": "*bf16"}, constants)
 
 
 def test_they_compile(tmp_path):
-    script = tmp_path / "build.py"
-    script.write_text(SCRIPT)
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    clean |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, cwd=os.getcwd())
-    assert done.returncode == 0, done.stderr[-3000:]
-    built = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _ in built] == ["_attend", "_write"] * 5 + ["_join"]
-    assert all(int(size) > 1000 for _, size in built)
+    assert built(SCRIPT, tmp_path) == ["_attend", "_write"] * 5 + ["_join"]

@@ -3,11 +3,9 @@ interpreter forgives, the compiler may not. In another process, for in this one 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.compiling import built
 
 pytest.importorskip("triton")
 
@@ -118,16 +116,8 @@ for early in (True, False):
 
 
 def test_they_compile(tmp_path):
-    script = tmp_path / "build.py"
-    script.write_text(SCRIPT)
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    clean |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, cwd=os.getcwd())
-    assert done.returncode == 0, done.stderr[-3000:]
-    built = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in built} == {
+    assert set(built(SCRIPT, tmp_path)) == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
         *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm", "_fork", "_trim"),
         *("_unread", "_totals", "_watch"),
     }
-    assert all(int(size) > 1000 for _, size in built)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from smcgen.kernels.commit import Measured, Said, Weighed
+from smcgen.kernels.gpu.rows import whole_group
 from smcgen.potentials.base import ALIVE, DEAD
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _size(n: int) -> dict[str, Any]:
-    columns = triton.next_power_of_2(n)
-    return {"P": columns, "num_warps": 1 if columns <= 32 else 4 if columns <= 256 else 8}
+    columns, warps = whole_group(n)
+    return {"P": columns, "num_warps": warps}
 
 
 @triton.jit

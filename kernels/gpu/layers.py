@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smcgen.kernels.gpu.attention import PROGRAMS
+from smcgen.kernels.gpu.join import PROGRAMS
 from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
 from smcgen.kernels.layers import Rounded, Weight, whole
 

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from smcgen.kernels.gpu.rows import whole_group
+
 TINY = tl.constexpr(1e-12)  # a fractional part within this of 0 or 1 is whole
 LEAST = tl.constexpr(torch.finfo(torch.float64).tiny)
 
@@ -140,11 +142,11 @@ def resample(
     go = torch.empty(groups, dtype=torch.bool, device=score.device)
     ancestors = torch.empty(groups, n, dtype=torch.int64, device=score.device)
     if groups > 0:
-        columns = triton.next_power_of_2(n)
+        columns, warps = whole_group(n)
         _resample[(groups,)](
             score, uniforms, eligible.view(torch.uint8), ess, log_mean, go.view(torch.uint8), ancestors,
             score.stride(0), uniforms.stride(0), eligible.stride(0), n,
             float(threshold * n), math.log(n), scheme, columns, min(16, columns),
-            num_warps=1 if columns <= 32 else 4 if columns <= 256 else 8,
+            num_warps=warps,
         )  # fmt: skip
     return ess, log_mean, go, ancestors

@@ -30,6 +30,12 @@ def lay(x: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, Lead]:
     return x, (s0, s1, s2)
 
 
+def whole_group(n: int) -> tuple[int, int]:
+    """Of a program that takes a group of n particles: its columns, a power of two, and its warps."""
+    columns = triton.next_power_of_2(n)
+    return columns, 1 if columns <= 32 else 4 if columns <= 256 else 8
+
+
 @triton.jit
 def offset(row, d1, d2, s0, s1, s2):
     """Where row `row` begins, of the flattened axes [d0, d1, d2] with strides s0, s1, s2: int64, for it may pass 2**31."""

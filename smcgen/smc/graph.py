@@ -51,8 +51,6 @@ class Report:
         names: of the first values.
         packed, unpack: all values in one piece, and what takes it apart (see `host.pack`).
 
-    Attributes:
-        tables: the other values, there after `read`.
     """
 
     def __init__(self, names: Sequence[str], packed: torch.Tensor, unpack: Callable[[torch.Tensor], list[torch.Tensor]]):
@@ -61,7 +59,6 @@ class Report:
         self.copied = torch.cuda.Event() if packed.is_cuda else None
         if self.copied is not None:
             self.copied.record()
-        self.tables: list[torch.Tensor] = []
 
     @functools.cached_property
     def found(self) -> list[torch.Tensor]:
@@ -70,10 +67,15 @@ class Report:
             self.copied.synchronize()
         return self.unpack(self.sent.clone())  # what is kept is no memory that a GPU can reach
 
+    @property
+    def tables(self) -> list[torch.Tensor]:
+        """The values without a name."""
+        return self.found[len(self.names) :]
+
     def read(self) -> tuple[RoundInfo, torch.Tensor, torch.Tensor, bool]:
         """The round's information, which groups are done, bool [G], their longest samples, int64 [G], and whether any of the
         flags was set."""
-        values, self.tables = dict(zip(self.names, self.found, strict=False)), self.found[len(self.names) :]
+        values = dict(zip(self.names, self.found, strict=False))
         for name in ("ancestors", "tokens", "counts"):  # kept for every round: no larger than needed
             values[name] = values[name].to(torch.int32)
         done, longest, flags = (values.pop(name) for name in ("done", "longest", "flags"))

@@ -110,13 +110,20 @@ class Parcel:
                 shape, dtype = task.kind
                 task.result = room(math.prod(shape), dtype).view(*shape)
 
-    def do(self) -> float:
-        """Carries out the tasks once their inputs are there; returns the seconds that it took."""
+    @property
+    def inside(self) -> bool:
+        """Whether the event is a part of a graph."""
+        return self.kept and INSIDE
+
+    def do(self, put_off: bool = False) -> float:
+        """Carries out the tasks once their inputs are there, or only what `early` has put off; returns the seconds that it
+        took."""
         if self.event is not None:
             self.event.synchronize()
         began = time.perf_counter()
         for task in self.tasks:
-            task.do()
+            if task.aside or not put_off:
+                task.do()
         return time.perf_counter() - began
 
     def early(self) -> bool:
@@ -132,14 +139,6 @@ class Parcel:
             if task.result is not None:
                 task.result.zero_()
         return True
-
-    def do_aside(self) -> float:
-        """Carries out what any thread may do, all that is left."""
-        began = time.perf_counter()
-        for task in self.tasks:
-            if task.aside:
-                task.do()
-        return time.perf_counter() - began
 
     def end(self) -> float:
         """As `do`; if another thread is at it, waits for that."""
@@ -213,7 +212,7 @@ class Host:
             for task in tasks:
                 task.sent = task.inputs
                 task.result = None if task.kind is None else torch.empty(task.kind[0], dtype=task.kind[1])
-        if event is not None and inside:
+        if event is not None and parcel.inside:
             event.record()
         return [*steps, functools.partial(self._send, parcel)]
 
@@ -233,7 +232,7 @@ class Host:
         return make() if self.recorder is None else begin(make)()
 
     def _send(self, parcel: Parcel) -> None:
-        if parcel.event is not None and not (parcel.kept and INSIDE):  # there it is a part of the graph
+        if parcel.event is not None and not parcel.inside:
             parcel.event.record()
         # In order: behind tasks that are for this thread none is begun by the other.
         free = all(earlier.doing is not None for earlier in self._sent) and all(task.aside for task in parcel.tasks)
@@ -249,7 +248,7 @@ class Host:
                 if parcel.doing is None and parcel.event is not None and not parcel.event.query():
                     self.meanwhile()
                 if not left and parcel.doing is None and self.device.type in ASIDE and parcel.early():
-                    parcel.doing = begin(parcel.do_aside)
+                    parcel.doing = begin(functools.partial(parcel.do, put_off=True))
                     self._sent.append(parcel)  # waited for when somebody joins again
                 else:
                     self.seconds += parcel.end()
