@@ -6,9 +6,9 @@
 
 With --shapes, forwards of both models run in full, and then their logits are replaced by two fixed laws: p falls by a factor of
 0.5 from token to token (1.4 nats), and q = a p + (1 - a) r with r elsewhere, so that one candidate is accepted with
-probability a (--acceptance); with --draft-weights int8 the draft reads its matrices as integers. With --model, the drafts are
-copies of the model with rounded weights. In both, transformers' own `generate`, plain and assisted by the same draft, is
-measured in the same run, one prompt at a time.
+probability a (--acceptance); after `--draft-weights given int8` also with a draft that keeps its matrices as integers. With
+--model, the drafts are copies of the model with rounded weights. In both, transformers' own `generate`, plain and assisted by
+the same draft, is measured in the same run, one prompt at a time.
 
 Speeds are medians of --repeats runs after one that does not count. "steady" is tokens per forward times texts over the median
 time of a round, which leaves out what a call does once (on a GPU, recording its graph); "times plain" compares steady speeds.
@@ -45,6 +45,7 @@ ROOT = Path(__file__).parent
 # What is asked of shapes 8b at acceptance 0.75, K = 4 and one text at a time: times plain decoding by M, verification's share.
 BARS, MOST_VERIFICATION = {1: 1.8, 8: 2.1}, 0.03
 CALLS = 16  # of a kernel in one recording
+WEIGHTS = {"given": None, "int8": "int8"}  # of a draft, by --draft-weights
 
 
 class FixedLaw:
@@ -95,13 +96,14 @@ class FixedHead(torch.nn.Module):
 
 @dataclass
 class Pair:
-    """A model and its draft. hf: transformers' model and draft for the same, and token ids of a prompt, made when called."""
+    """A model and its draft. hf: transformers' model and draft for the same, and token ids of a prompt, made when called; None
+    for a draft that transformers does not have."""
 
     draft: str
     lm: sg.LM
     helper: sg.LM
     prompts: list[Any]
-    hf: Callable[[], tuple[Any, Any, torch.Tensor]]
+    hf: Callable[[], tuple[Any, Any, torch.Tensor]] | None
     laws: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -122,12 +124,11 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
     nets = [shapes.model(name) for name in names]
     size = nets[0].config.vocab_size
     words = shapes.tokenizer(size)
-    weights = None, arguments.draft_weights
-    loaded = [sg.LM(net, words, weights=kept).load() for net, kept in zip(nets, weights, strict=True)]
+    lm = sg.LM(nets[0], words).load()
+    helpers = {kept: sg.LM(nets[1], words, weights=WEIGHTS[kept]).load() for kept in arguments.draft_weights}
     ids = [[1 + (7 * i + 3 * j) % (size - 2) for j in range(arguments.prompt)] for i in range(max(arguments.batch))]
     for acceptance in arguments.acceptance:
-        found = laws(len(loaded[0].vocabulary), acceptance)
-        base, draft = (sg.LM(FixedLaw(lm, law)) for lm, law in zip(loaded, found, strict=True))
+        found = laws(len(lm.vocabulary), acceptance)
 
         def fixed(found: tuple[torch.Tensor, ...] = found) -> tuple[Any, Any, torch.Tensor]:
             made = []
@@ -138,8 +139,10 @@ def pairs(arguments: argparse.Namespace) -> Iterator[Pair]:
                 made.append(own)
             return made[0], made[1], torch.tensor([ids[0]], device=shapes.DEVICE)
 
-        name = f"acceptance {acceptance:g}" + (f", {arguments.draft_weights} draft" if arguments.draft_weights else "")
-        yield Pair(name, base, draft, ids, fixed, found)
+        base = sg.LM(FixedLaw(lm, found[0]))
+        for kept, helper in helpers.items():
+            name = f"acceptance {acceptance:g}" + (f", {kept} draft" if WEIGHTS[kept] else "")
+            yield Pair(name, base, sg.LM(FixedLaw(helper, found[1])), ids, None if WEIGHTS[kept] else fixed, found)
 
 
 def speed(lm: sg.LM, prompts: list[Any], arguments: argparse.Namespace, **options: Any) -> dict[str, Any]:
@@ -266,11 +269,12 @@ def measure(pair: Pair, arguments: argparse.Namespace, add: Callable[..., None])
                     return found | (parts(pair, len(some), block, chains, 2 * block) if pair.laws else {})
 
                 add(pair.draft, batch, f"exact K={block} M={chains}", row)
-    if 1 in arguments.batch and not arguments.no_transformers:
-        for assisted in (False,) if arguments.draft_weights else (False, True):  # its draft is as it was made
+    hf = pair.hf
+    if 1 in arguments.batch and not arguments.no_transformers and hf is not None:
+        for assisted in (False, True):
 
             def rate(assisted=assisted) -> dict[str, Any]:
-                net, assistant, ids = pair.hf()
+                net, assistant, ids = hf()
                 call = generating(net, assistant if assisted else None, ids, arguments.tokens, arguments.block[0])
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -300,7 +304,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 5, 8])
     parser.add_argument("--shapes", choices=["8b", "tiny"])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.75])
-    parser.add_argument("--draft-weights", choices=["int8"], help="with --shapes")
+    parser.add_argument("--draft-weights", choices=WEIGHTS, nargs="+", default=["given"], help="with --shapes")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     parser.add_argument("--dtype", help="with --model; default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])

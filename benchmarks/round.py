@@ -169,6 +169,8 @@ class Bench:
         self.words = tokenizer(self.nets[0].config.vocab_size)
         self.lms = [sg.LM(net, self.words) for net in self.nets]
         self.bytes = [read_bytes(name, net) for name, net in zip(self.names, self.nets, strict=True)]
+        self.rounded = sg.LM(self.nets[1], self.words, weights="int8")  # a byte for each weight
+        self.bytes.append(self.bytes[1] // next(self.nets[1].parameters()).element_size())
         self.bandwidth = copy_bandwidth()
         self.vocabulary = self.nets[0].config.vocab_size
 
@@ -210,7 +212,8 @@ class Bench:
         post = posts if hasattr(posts, "info") else posts[0]
         seconds = post.info["step_seconds"]["p50"]
         gained = post.info["tokens"] / (groups * particles) / post.info["rounds"]
-        read = self.bytes[0] + (block * self.bytes[1] if drafted else 0)
+        bytes_of_draft = self.bytes[1 + (options.get("draft") is self.rounded)]
+        read = self.bytes[0] + (block * bytes_of_draft if drafted else 0)
         return {
             "milliseconds": seconds * 1e3,
             "rounds": post.info["rounds"],
@@ -246,6 +249,8 @@ class Bench:
         setting = BASE | {}
         yield "plain", {"what": "plain decoding, 8 rows", **setting}, lambda s=setting: self.round(**s, draft=None)
         yield "modes", {"what": "leniency 2", **BASE}, lambda: self.round(**BASE, leniency=2.0)
+        if CUDA:
+            yield "modes", {"what": "int8 draft", **BASE}, lambda: self.round(**BASE, draft=self.rounded)
         one = BASE | {"particles": 1, "block": 4}
         yield "modes", {"what": "lossless, 1 chain", **one}, lambda: self.round(**one, leniency=1.0)
         for name in CONDITIONS:

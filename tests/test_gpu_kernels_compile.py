@@ -14,7 +14,7 @@ import math
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, pages, philox, resample
+from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, pages, philox, resample, rounded
 from smcgen.kernels.gpu import totals, unread, watch
 
 def build(kernel, types, constants, warps, sixteen=()):
@@ -91,7 +91,7 @@ build(automaton._walk, types | {"Out": "*fp64"}, {"STEPS": 2, "BLOCK": 128}, 4)
 for early in (True, False):
     for dtype, size in (("*bf16", 2), ("*fp32", 4)):
         types = dict.fromkeys(("X", "Weight", "Bias", "Scale"), dtype)
-        numbers = {"SIZE": size, "SCALED": False, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "THREADS": 128, "PDL": early}
+        numbers = {"SIZE": size, "SCALED": False, "BLOCK_N": 32, "BLOCK_K": 64, "AHEAD": 256, "WARPS": 4, "PDL": early}
         for gated, splits, main, rest in ((True, 1, 16, 0), (False, 4, 16, 0), (True, 1, 32, 16), (False, 2, 64, 16)):
             out = {"Out": "*fp32" if splits > 1 else dtype}
             constants = numbers | {"BIAS": not gated and splits == 1, "GATED": gated, "SPLITS": splits}
@@ -107,6 +107,14 @@ for early in (True, False):
                     products = [line for line in ptx.splitlines() if "wgmma.mma_async" in line]
                     assert products and all(line.count("{") == 2 for line in products)  # sums and weights
                     assert "cp.async.c" in ptx
+        types = dict.fromkeys(("X", "Bias", "Out"), dtype) | {"Weight": "*i8", "Scale": "*fp32"}
+        for most, outputs, gated, splits in ((8, 16, False, 2), (8, 32, True, 1), (16, 32, False, 1)) if size == 2 else ():
+            constants = {"BIAS": not gated and splits == 1, "GATED": gated, "SPLITS": splits, "BLOCK_M": most, "PDL": early}
+            constants |= {"BLOCK_N": outputs, "BLOCK_K": 128, "AHEAD": 512, "WARPS": 4}
+            out = {"Out": "*fp32" if splits > 1 else dtype}
+            ptx = build(rounded._rounded_linear, types | out, constants, 4, ["X", "Weight", "inputs"])
+            # 16 bytes at a time, as `_order` promises.
+            assert "ld.shared.v4.b32" in ptx and "ld.shared.v2.b8" not in ptx and "cp.async.c" in ptx
         types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
         for parts in (0, 4):
             build(layers._rms_norm, types, {"PARTS": parts, "BLOCK": 2048, "PDL": early}, 4)
@@ -118,6 +126,19 @@ for early in (True, False):
 def test_they_compile(tmp_path):
     assert set(built(SCRIPT, tmp_path)) == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
-        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm", "_fork", "_trim"),
+        *(
+            "_put",
+            "_weigh",
+            "_measure",
+            "_inherit",
+            "_joint",
+            "_walk",
+            "_linear",
+            "_rounded_linear",
+            "_rms_norm",
+            "_embed_norm",
+            "_fork",
+            "_trim",
+        ),
         *("_unread", "_totals", "_watch"),
     }

@@ -138,6 +138,19 @@ def test_fused_layers_read_integers(fusing, kind, options):
 
 
 @pytest.mark.parametrize(("kind", "options"), TIED)
+def test_a_copy_of_fused_layers_keeps_integers(fusing, kind, options):
+    lm, plain = load(tiny_model(kind, **options), word_tokenizer()), rounded_beforehand(kind, **options)
+    before = logits(lm)
+    copied = quantized(lm)
+    assert any(isinstance(module, RoundedLinear) for module in copied.model.modules())
+    assert torch.allclose(logits(copied), logits(plain), atol=1e-5)
+    assert torch.equal(logits(lm), before)
+    assert not any(
+        isinstance(m, RoundedLinear) for m in (*quantized(lm, 5).model.modules(), *quantized(lm, 8, 32).model.modules())
+    )
+
+
+@pytest.mark.parametrize(("kind", "options"), TIED)
 def test_kernels_read_integers(fusing, triton, kind, options):
     lm = load(tiny_model(kind, **options), word_tokenizer(), weights="int8")
     triton.clear()

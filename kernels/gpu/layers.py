@@ -12,11 +12,13 @@ import triton
 import triton.language as tl
 
 from smcgen.kernels.gpu.join import PROGRAMS
-from smcgen.kernels.gpu.pdl import early, prefetch, release, wait
+from smcgen.kernels.gpu.pdl import ask, early, release, wait
+from smcgen.kernels.gpu.rounded import _rounded_linear
 from smcgen.kernels.layers import Rounded, Weight, whole
 
 # By bytes of a weight: rows, from which on cuBLAS is faster; for int8 also with the matrix turned into another dtype before.
-FEW = {1: 80, 2: 80, 4: 16}
+MANY = 80
+FEW = {1: MANY, 2: MANY, 4: 16}
 WIDE = 1 << 15  # outputs of a matrix that is a model's head; for more than 16 rows cuBLAS is faster there
 
 
@@ -33,29 +35,39 @@ class Tiles(NamedTuple):
 
 ALONE = PROGRAMS // 2  # where a program has a processor to itself, for the memory that it takes
 
-# By bytes of a weight (with x in float32: of x), what is wanted (see `_few`), and whether rows are more than 16.
+# By bytes of a weight (with x in float32: of x), what is wanted (see `_few`), and the most rows. Of int8 up to 16 rows a step's
+# inputs are those of one warp.
 TILES = {
-    (1, "linear", False): Tiles(32, 256, 4, 2, ahead=512),
-    (1, "parts", False): Tiles(32, 256, 4, 2, ahead=512),
-    (1, "gated", False): Tiles(16, 256, 4, 1, ahead=512),
-    (1, "linear", True): Tiles(64, 128, 4, 4, ahead=512),
-    (1, "parts", True): Tiles(128, 128, 4, 8, ALONE, ahead=512),
-    (1, "gated", True): Tiles(128, 128, 4, 8, ahead=512),
-    (2, "linear", False): Tiles(64, 128, 6, 4),
-    (2, "parts", False): Tiles(64, 128, 6, 4, ALONE),
-    (2, "gated", False): Tiles(64, 128, 4, 4),
-    (2, "linear", True): Tiles(64, 128, 6, 4),
-    (2, "parts", True): Tiles(64, 128, 6, 4, ALONE),
-    (2, "gated", True): Tiles(128, 64, 4, 4),
-    (2, "head", False): Tiles(64, 128, 4, 4),
-    (4, "head", False): Tiles(32, 64, 4, 4),
-    (4, "linear", False): Tiles(32, 64, 4, 4),
-    (4, "parts", False): Tiles(32, 64, 4, 4),
-    (4, "gated", False): Tiles(32, 64, 4, 4),
-    (4, "linear", True): Tiles(32, 32, 3, 4),
-    (4, "parts", True): Tiles(32, 32, 3, 4),
-    (4, "gated", True): Tiles(32, 32, 3, 4),
+    (1, "linear", 8): Tiles(16, 128, 6, 4, ahead=1024),
+    (1, "parts", 8): Tiles(16, 128, 6, 4, ahead=512),
+    (1, "gated", 8): Tiles(32, 128, 3, 4, ahead=512),
+    (1, "head", 8): Tiles(32, 128, 4, 2, ahead=512),
+    (1, "linear", 16): Tiles(32, 128, 3, 4, ahead=512),
+    (1, "parts", 16): Tiles(32, 128, 3, 4, ahead=512),
+    (1, "gated", 16): Tiles(32, 128, 3, 4, ahead=512),
+    (1, "head", 16): Tiles(32, 128, 4, 2, ahead=512),
+    (1, "linear", MANY): Tiles(64, 128, 4, 4, ahead=512),
+    (1, "parts", MANY): Tiles(64, 128, 4, 4, ALONE, ahead=512),
+    (1, "gated", MANY): Tiles(64, 128, 4, 4, ahead=512),
+    (2, "linear", 16): Tiles(64, 128, 6, 4),
+    (2, "parts", 16): Tiles(64, 128, 6, 4, ALONE),
+    (2, "gated", 16): Tiles(64, 128, 4, 4),
+    (2, "head", 16): Tiles(64, 128, 4, 4),
+    (2, "linear", MANY): Tiles(64, 128, 6, 4),
+    (2, "parts", MANY): Tiles(64, 128, 6, 4, ALONE),
+    (2, "gated", MANY): Tiles(128, 64, 4, 4),
+    (4, "linear", 16): Tiles(32, 64, 4, 4),
+    (4, "parts", 16): Tiles(32, 64, 4, 4),
+    (4, "gated", 16): Tiles(32, 64, 4, 4),
+    (4, "head", 16): Tiles(32, 64, 4, 4),
+    (4, "linear", MANY): Tiles(32, 32, 3, 4),
+    (4, "parts", MANY): Tiles(32, 32, 3, 4),
+    (4, "gated", MANY): Tiles(32, 32, 3, 4),
 }
+
+
+def _tiles(size: int, wanted: str, rows: int) -> Tiles:
+    return TILES[size, wanted, next(most for most in (8, 16, MANY) if rows <= most and (size, wanted, most) in TILES)]
 
 
 @triton.jit
@@ -202,7 +214,7 @@ def _linear(
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,  # inputs whose weights are asked for before the wait
     SIZE: tl.constexpr,  # bytes of a weight
-    THREADS: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release(PDL)
@@ -214,15 +226,9 @@ def _linear(
     line = n.to(tl.int64)[:, None] * inputs
     half = outputs.to(tl.int64) * inputs  # from a gate to its partner
     if PDL and AHEAD > 0:
-        # One request a thread, each for a part of a line of the matrix.
-        each: tl.constexpr = AHEAD * BLOCK_N // THREADS
-        j = tl.arange(0, THREADS)
-        there = tl.program_id(0) * BLOCK_N + j * each // AHEAD
-        begin = first + j * each % AHEAD
-        asked = tl.where(there < outputs, tl.minimum(each, last - begin), 0) * SIZE
-        prefetch(Weight + there.to(tl.int64) * inputs + begin, asked)
+        ask(Weight, first, last, outputs, inputs, SIZE, BLOCK_N, AHEAD, 32 * WARPS)
         if GATED:
-            prefetch(Weight + half + there.to(tl.int64) * inputs + begin, asked)
+            ask(Weight + half, first, last, outputs, inputs, SIZE, BLOCK_N, AHEAD, 32 * WARPS)
     wait(PDL)
     MORE: tl.constexpr = REST if REST > 0 else 1
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -249,10 +255,11 @@ def _linear(
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    head = isinstance(weight, torch.Tensor) and len(weight) > WIDE
-    if not _is_few(x, weight) or (head and len(x) > 16):
+    rounded = isinstance(weight, Rounded)
+    head = len(weight.numbers if rounded else weight) > WIDE
+    if not _is_few(x, weight) or (head and len(x) > 16 and not rounded):
         return torch.nn.functional.linear(x, whole(weight, x.dtype), bias)
-    return _few("head" if head else "linear", x, weight, bias)[0]
+    return _few("head" if head and len(x) <= 16 else "linear", x, weight, bias)[0]
 
 
 def linear_parts(x: torch.Tensor, weight: Weight) -> torch.Tensor | None:
@@ -278,18 +285,20 @@ def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     numbers, scale = weight if isinstance(weight, Rounded) else (weight, None)
     size = numbers.element_size()
     rows, inputs = x.shape
-    tiles = TILES[4 if x.dtype == torch.float32 else size, wanted, rows > 16]
+    tiles = _tiles(4 if x.dtype == torch.float32 else size, wanted, rows)
     outputs = len(numbers) // 2 if gated else len(numbers)
     blocks = triton.cdiv(outputs, tiles.outputs)
     splits = max(1, min(tiles.programs // blocks, inputs // 512)) if parts else 1
     out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
-    main, rest = _powers(rows)
-    _linear[(blocks, splits)](
-        x, numbers, x if scale is None else scale, x if bias is None else bias, out, rows, outputs, inputs,
-        SCALED=scale is not None, BIAS=bias is not None, GATED=gated, SPLITS=splits, BLOCK_M=main, REST=rest,
-        BLOCK_N=tiles.outputs, BLOCK_K=tiles.inputs, AHEAD=tiles.ahead if inputs * size % 16 == 0 else 0, SIZE=size,
-        THREADS=32 * tiles.warps, num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
-    )  # fmt: skip
+    arguments = x, numbers, x if scale is None else scale, x if bias is None else bias, out, rows, outputs, inputs
+    options = {"BIAS": bias is not None, "GATED": gated, "SPLITS": splits, "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.inputs}
+    options |= {"AHEAD": tiles.ahead if inputs * size % 16 == 0 else 0, "WARPS": tiles.warps}
+    options |= {"num_warps": tiles.warps, "num_stages": tiles.stages, **early(x)}
+    if scale is not None and rows <= 16 and x.dtype != torch.float32:
+        _rounded_linear[(blocks, splits)](*arguments, BLOCK_M=8 if rows <= 8 else 16, **options)
+    else:
+        main, rest = _powers(rows)
+        _linear[(blocks, splits)](*arguments, SCALED=scale is not None, BLOCK_M=main, REST=rest, SIZE=size, **options)
     return out
 
 

@@ -51,6 +51,18 @@ def prefetch(pointers, bytes_):
     )
 
 
+@triton.jit
+def ask(Matrix, first, last, lines, width, SIZE: tl.constexpr, LINES: tl.constexpr, AHEAD: tl.constexpr, THREADS: tl.constexpr):
+    """Asks for AHEAD columns, from `first` on and before `last`, of the LINES lines of a program: one request a thread, each
+    for a part of a line. SIZE: bytes of a number."""
+    EACH: tl.constexpr = AHEAD * LINES // THREADS
+    j = tl.arange(0, THREADS)
+    line = tl.program_id(0) * LINES + j * EACH // AHEAD
+    begin = first + j * EACH % AHEAD
+    asked = tl.where(line < lines, tl.minimum(EACH, last - begin), 0) * SIZE
+    prefetch(Matrix + line.to(tl.int64) * width + begin, asked)
+
+
 def early(x: torch.Tensor) -> dict[str, Any]:
     """Arguments of a launch on the device of `x`."""
     return {"PDL": True, "launch_pdl": True} if x.is_cuda and _capable(x.get_device()) else {"PDL": False}

@@ -4,10 +4,11 @@ Every weight matrix is rounded to `bits` bits, symmetrically, with one scale for
 
     w' = s round(w / s),   s = max |w| / (2**(bits - 1) - 1)
 
-The rounded values are kept in the dtype of the model, so a copy takes the memory of its matrices once more, and a forward
-takes as long as the model's own: what it saves is a second model, not time. Products on packed 8-bit weights
-(torch's _weight_int8pack_mm) were slower on CPUs than bfloat16 at 8 rows and more. A copy that is faster on a CPU with
-bfloat16 products is one of the model loaded with dtype="bfloat16".
+Where layers are fused, on a GPU, 8 bits for all inputs of an output are kept as integers (`smcgen.lm.int8`): a copy reads half
+the bytes of its model in bfloat16. All other rounded values are kept in the dtype of the model, so a copy takes the memory of
+its matrices once more, and a forward takes as long as the model's own: what it saves is a second model, not time. Products on
+packed 8-bit weights (torch's _weight_int8pack_mm) were slower on CPUs than bfloat16 at 8 rows and more. A copy that is faster
+on a CPU with bfloat16 products is one of the model loaded with dtype="bfloat16".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from smcgen.errors import UsageError
 from smcgen.lm.base import LanguageModel
 from smcgen.lm.compiled import uncompile
 from smcgen.lm.fused import Rope, unfuse
-from smcgen.lm.int8 import is_int8
+from smcgen.lm.int8 import is_int8, round_linear
 from smcgen.lm.paged import PagedLM
 
 BITS = (8, 6, 5, 4, 3)
@@ -45,7 +46,6 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
         raise UsageError(f"{lm.name} is no transformers model: it has no weights to round, name another draft")
     if is_int8(lm.model):
         raise UsageError(f"the weights of {lm.name} are int8 already: load it without weights='int8', or name another draft")
-    group = group or (None if bits == 8 else GROUP)
     shared = {id(tensor): tensor for tensor in chain(lm.model.parameters(), lm.model.buffers())}
     model = copy.deepcopy(lm.model, shared)
     fused = isinstance(lm.fusion, Rope)
@@ -53,18 +53,26 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
         unfuse(model)
     if lm.compiled is True:
         uncompile(model, lm.shape.layers)
-    for module, name in _matrices(model):
-        weight = getattr(module, name)
-        inputs_last = weight.T if isinstance(module, Conv1D) else weight
-        rounded = round_weights(inputs_last, bits, group)
-        rounded = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
-        setattr(module, name, nn.Parameter(rounded, requires_grad=False))
+    if fused and bits == 8 and group is None:
+        round_linear(model, lm.device)
+    else:
+        _round(model, bits, group or (None if bits == 8 else GROUP))
     copied = PagedLM(f"{lm.name}:int{bits}", model, lm.vocabulary, lm.shape, lm.max_tokens, lm.ignored, lm.page)
     if fused:
         copied.fuse()
     if lm.compiled is True:
         copied.compile()
     return copied
+
+
+def _round(model: nn.Module, bits: int, group: int | None) -> None:
+    """Rounds every matrix of `model` and leaves the originals, which others hold, as they are."""
+    for module, name in _matrices(model):
+        weight = getattr(module, name)
+        inputs_last = weight.T if isinstance(module, Conv1D) else weight
+        rounded = round_weights(inputs_last, bits, group)
+        rounded = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
+        setattr(module, name, nn.Parameter(rounded, requires_grad=False))
 
 
 def round_weights(weight: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:
