@@ -140,8 +140,12 @@ def test_a_run_says_so(traced, tmp_path):
     for i, name in enumerate(("base", "draft")):
         tiny_model("qwen2", seed=i, vocab_size=280).save_pretrained(tmp_path / name)
         byte_level().save_pretrained(tmp_path / name)
-    options = {"chat": False, "max_tokens": 8, "particles": 4, "block": 2, "seed": 0, "draft": sg.LM(str(tmp_path / "draft"))}
-    one, other = (sg.sample(sg.LM(str(tmp_path / "base"), compile=flag) ** 2, "ab", **options) for flag in (True, False))
+    draft, *lms = (
+        sg.LM(str(tmp_path / name), device="cpu", compile=flag)
+        for name, flag in (("draft", False), ("base", True), ("base", False))
+    )
+    options = {"chat": False, "max_tokens": 8, "particles": 4, "block": 2, "seed": 0, "draft": draft}
+    one, other = (sg.sample(lm**2, "ab", **options) for lm in lms)
     assert graphs() == 4
     assert one.info["layers"]["base"].startswith("compiled; not fused: ")
     assert other.info["layers"]["base"] == one.info["layers"]["draft"] == "as transformers has them: on a CPU nothing is gained"
