@@ -37,7 +37,6 @@ from smcgen.kernels.gpu import attention as gpu_attention
 from smcgen.kernels.gpu import categorical as gpu_categorical
 from smcgen.kernels.gpu import pages as gpu_pages
 from smcgen.kernels.gpu import philox as gpu_philox
-from smcgen.kernels.gpu import resample as gpu_resample
 from smcgen.kernels.gpu import verify as gpu_verify
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -197,7 +196,7 @@ def randomness(tiny: bool) -> Iterator[Case]:
             weights, u = normal(groups, count, seed=i, dtype=torch.float64), uniform(groups, 2 * count, seed=i)
             go = torch.ones(groups, dtype=torch.bool, device=DEVICE)
             return (
-                lambda: gpu_resample.resample(weights, u, "systematic", 0.5, go),
+                lambda: resample.resample(weights, u, "systematic", 0.5, go),  # many particles are torch's
                 plainly(resample.resample, weights, u, "systematic", 0.5, go),
             )
 
