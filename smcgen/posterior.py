@@ -109,7 +109,9 @@ class Posterior:
             return None, "every particle died"
         if len(self._items) > 1:
             z = np.exp(self.run_log_evidence - self.run_log_evidence.max())
-            return float(z.std(ddof=1) / z.mean() / math.sqrt(len(z))), f"spread of {len(z)} runs"
+            # Of normal values a standard deviation is known to one part in sqrt(2 (n - 1)); of others, to less.
+            rough = f", few: itself uncertain by {1 / math.sqrt(2 * len(z) - 2):.0%} or more" if len(z) < 10 else ""
+            return float(z.std(ddof=1) / z.mean() / math.sqrt(len(z))), f"spread of {len(z)} runs{rough}"
         if self.collapsed is not None:
             return None, "one run that collapsed to one text: use runs=R"
         if self.settings["resampling"] != "multinomial":

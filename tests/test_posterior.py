@@ -38,7 +38,7 @@ def test_table_and_draws_agree(post):
 def test_runs_combine_by_their_evidence(post):
     exact = enumerate_target([(BASE, 1.5, (2, 0))])
     assert abs(post.log_evidence - math.log(exact.z)) < 4 * post.log_evidence_se
-    assert post.log_evidence_note == "spread of 8 runs"
+    assert post.log_evidence_note == "spread of 8 runs, few: itself uncertain by 27% or more"
     truth = exact.texts()
     estimate = {row.text: row.probability for row in post.table()}
     assert 0.5 * sum(abs(p - estimate.get(t, 0)) for t, p in truth.items()) < 0.12
