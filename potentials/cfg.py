@@ -82,7 +82,9 @@ class Cfg:
             raise UsageError(f"{name}: %declare leaves {', '.join(declared)} without a definition: define them as terminals")
         self.rules, self.dropped = _productive(expansions, self.terminals)
         if self.start not in self.rules:
-            raise Impossible(f"{name}: the rule {self.start} derives no text at all: give it an alternative that ends")
+            part = _barren_part(expansions, self.start, self.dropped)
+            remedy = "give it an alternative that ends" if part in expansions else "let it match something"
+            raise Impossible(f"{name}: the rule {self.start} derives no text at all, as {part} derives none: {remedy}")
         self.rules = {origin: self.rules[origin] for origin in self._reachable()}
 
     def _terminal(self, definition: larklib.lexer.TerminalDef, program: Program, name: str) -> Terminal:
@@ -270,3 +272,13 @@ def _productive(
         good |= more
     rules = {o: [x for x in e if good.issuperset(x)] for o, e in expansions.items() if o in good}
     return rules, tuple(name for name in (*expansions, *terminals) if name not in good)
+
+
+def _barren_part(expansions: dict[str, list[tuple[str, ...]]], start: str, barren: tuple[str, ...]) -> str:
+    """Why `start` derives nothing: a part of its first alternative, or of that one's, which comes back to itself or is a
+    terminal."""
+    part, before = start, set()
+    while part in expansions and part not in before:
+        before.add(part)
+        part = next(symbol for symbol in expansions[part][0] if symbol in barren)
+    return part

@@ -259,9 +259,18 @@ def test_other_misuse_is_refused():
         lark(larklib.Lark('start: "a"'), start="x")
 
 
-@pytest.mark.parametrize("grammar", ['start: "b" start', 'start: x "a"\nx: "b" x', "start: A\nA: /(?!a)a/"])
-def test_an_impossible_grammar_is_refused_before_the_first_token(grammar):
-    with pytest.raises(Impossible, match="derives no text"):
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('start: "b" start', "the rule start derives no text at all, as start derives none: give it an alternative that ends"),
+        ('start: x "a"\nx: "b" x', "as x derives none: give it an alternative that ends"),
+        ('start: a x\na: "a"\nx: y "b"\ny: x "c" | x', "as x derives none"),
+        ('start: a | b\na: "a" a\nb: "b" b', "as a derives none"),
+        ("start: A\nA: /(?!a)a/", "as A derives none: let it match something"),
+    ],
+)
+def test_an_impossible_grammar_is_refused_before_the_first_token(grammar, reason):
+    with pytest.raises(Impossible, match=reason):
         lark(grammar)
 
 
