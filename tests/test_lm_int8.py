@@ -150,6 +150,25 @@ def test_a_copy_of_fused_layers_keeps_integers(fusing, kind, options):
     )
 
 
+def test_a_copy_holds_no_matrix_twice(fusing, monkeypatch):
+    lm, made, copied = load(tiny_model("qwen2"), word_tokenizer()), torch.Tensor.__deepcopy__, []
+    monkeypatch.setattr(torch.Tensor, "__deepcopy__", lambda self, memo: copied.append(self) or made(self, memo))
+    for bits in (8, 5):
+        quantized(lm, bits)
+    assert not copied
+
+
+@pytest.mark.parametrize("bits", [8, 5])
+def test_kernels_read_a_copy_of_sizes_that_are_no_groups(fusing, triton, bits):
+    """They take matrices whose lines lie one behind the other."""
+    lm = quantized(load(tiny_model("llama", hidden_size=72, intermediate_size=40), word_tokenizer()), bits)
+    found = logits(lm)
+    assert triton
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smcgen.kernels.layers.on_triton", lambda x: False)
+        assert torch.allclose(found, logits(lm), atol=1e-5)
+
+
 @pytest.mark.parametrize(("kind", "options"), TIED)
 def test_kernels_read_integers(fusing, triton, kind, options):
     lm = load(tiny_model(kind, **options), word_tokenizer(), weights="int8")

@@ -224,7 +224,7 @@ def _linear(
     first, last = split * size, tl.minimum(split * size + size, inputs)
     k = tl.arange(0, BLOCK_K)
     line = n.to(tl.int64)[:, None] * inputs
-    half = outputs.to(tl.int64) * inputs  # from a gate to its partner
+    half = tl.cast(outputs, tl.int64) * inputs  # from a gate to its partner
     if PDL and AHEAD > 0:
         ask(Weight, first, last, outputs, inputs, SIZE, BLOCK_N, AHEAD, 32 * WARPS)
         if GATED:

@@ -59,7 +59,7 @@ def _rounded_linear(
     STEP: tl.constexpr = WARPS * BLOCK_K
     size = tl.cdiv(tl.cdiv(inputs, SPLITS), STEP) * STEP
     first, last = split * size, tl.minimum(split * size + size, inputs)
-    half = outputs.to(tl.int64) * inputs  # from a gate to its partner
+    half = tl.cast(outputs, tl.int64) * inputs  # from a gate to its partner
     if PDL and AHEAD > 0:
         ask(Weight, first, last, outputs, inputs, 1, BLOCK_N, AHEAD, 32 * WARPS)
         if GATED:

@@ -47,8 +47,11 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
     if is_int8(lm.model):
         raise UsageError(f"the weights of {lm.name} are int8 already: load it without weights='int8', or name another draft")
     shared = {id(tensor): tensor for tensor in chain(lm.model.parameters(), lm.model.buffers())}
-    model = copy.deepcopy(lm.model, shared)
     fused = isinstance(lm.fusion, Rope)
+    if fused:  # what their `forward` knows, among it matrices merged into one, is of no use to a copy
+        known = [lm.fusion, *(layer.forward.__self__ for layer in lm.model.base_model.layers)]
+        shared |= {id(part): part for part in known}
+    model = copy.deepcopy(lm.model, shared)
     if fused:
         unfuse(model)
     if lm.compiled is True:
@@ -82,7 +85,7 @@ def round_weights(weight: torch.Tensor, bits: int, group: int | None) -> torch.T
     values = nn.functional.pad(weight.float(), (0, -inputs % group)).unflatten(-1, (-1, group))
     scale = values.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     rounded = (values / scale.clamp(min=torch.finfo(torch.float32).tiny)).round() * scale
-    return rounded.flatten(-2)[..., :inputs].to(weight.dtype)
+    return rounded.flatten(-2)[..., :inputs].to(weight.dtype).contiguous()
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
