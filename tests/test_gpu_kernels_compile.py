@@ -115,6 +115,10 @@ for early in (True, False):
             ptx = build(rounded._rounded_linear, types | out, constants, 4, ["X", "Weight", "inputs"])
             # 16 bytes at a time, as `_order` promises.
             assert "ld.shared.v4.b32" in ptx and "ld.shared.v2.b8" not in ptx and "cp.async.c" in ptx
+        if size == 2:
+            constants |= {"outputs": 1, "GATED": True, "BIAS": False, "SPLITS": 1}  # Triton makes a 1 a constant
+            build(rounded._rounded_linear, types, constants, 4)
+            build(layers._linear, types, constants | {"BLOCK_M": 16, "REST": 0, "SIZE": 1, "SCALED": True}, 4)
         types = {"X": dtype, "Weight": dtype, "Out": dtype, "Parts": "*fp32", "eps": "fp32"}
         for parts in (0, 4):
             build(layers._rms_norm, types, {"PARTS": parts, "BLOCK": 2048, "PDL": early}, 4)

@@ -8,6 +8,8 @@ import torch
 from smcgen.kernels.layers import Rounded, add_linear, embed_norm, gated_linear, linear, rms_norm, rounded
 
 layers = pytest.importorskip("smcgen.kernels.gpu.layers")
+layers_of_integers = pytest.importorskip("smcgen.kernels.gpu.rounded")
+pdl = pytest.importorskip("smcgen.kernels.gpu.pdl")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -135,3 +137,43 @@ def test_powers_that_hold_the_rows():
         *((16, 0), (16, 0), (32, 0), (32, 0), (32, 16), (32, 16), (64, 0)),
         *((64, 16), (64, 32), (64, 32), (128, 0), (128, 16)),
     ]
+
+
+def asked_for(monkeypatch, call, weight):
+    """How often each byte of `weight` is asked for before the wait in `call`, [outputs, bytes]."""
+    seen = torch.zeros(weight.numel() * weight.element_size(), dtype=torch.int64)
+
+    def ask(pointers, bytes_):
+        for address, size in zip(pointers.handle.data.tolist(), bytes_.handle.data.tolist(), strict=True):
+            if size > 0:
+                first = address - weight.data_ptr()
+                assert 0 <= first <= first + size <= len(seen)
+                assert address % 16 == size % 16 == 0
+                seen[first : first + size] += 1
+
+    monkeypatch.setattr(pdl, "prefetch", ask)
+    monkeypatch.setattr(layers, "early", lambda x: {"PDL": True})
+    for module in (layers, layers_of_integers):
+        for name in ("wait", "release"):
+            monkeypatch.setattr(module, name, lambda early: None)
+    call()
+    return seen.view(len(weight), -1)
+
+
+@pytest.mark.skipif(CUDA, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+@pytest.mark.parametrize("rows", [5, 16, 17])
+@pytest.mark.parametrize("inputs", [48, 1040, 1100])
+def test_weights_asked_for_before_the_wait(monkeypatch, dtype, rows, inputs):
+    """The first of each line of every program once, in parts of 16 bytes; none where lines do not begin at such."""
+    x, numbers = torch.zeros(rows, inputs).half(), torch.zeros(70, inputs, dtype=dtype)
+    weight = Rounded(numbers, torch.ones(70)) if dtype == torch.int8 else numbers
+    for wanted, call in (("linear", layers.linear), ("gated", layers.gated_linear), ("parts", layers.linear_parts)):
+        tiles = layers._tiles(dtype.itemsize, wanted, rows)
+        found = asked_for(monkeypatch, lambda call=call: call(x, weight), numbers)
+        if inputs * dtype.itemsize % 16:
+            assert not found.any()
+        else:
+            assert found[:, : tiles.ahead * dtype.itemsize].eq(1).all()
+            if wanted != "parts":
+                assert not found[:, tiles.ahead * dtype.itemsize :].any()
