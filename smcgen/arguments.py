@@ -44,8 +44,10 @@ def _from_stdin() -> str:
     if sys.stdin.isatty():
         raise UsageError("no prompt: give one as the argument, on stdin, or with --prompt-file")
     try:
-        return sys.stdin.read().rstrip("\n")
-    except UnicodeDecodeError:
+        text = sys.stdin.read().rstrip("\n")
+        text.encode("utf-8")  # in a POSIX locale bytes that are no UTF-8 arrive as lone surrogates
+        return text
+    except UnicodeError:
         raise UsageError("stdin is no UTF-8 text: convert it first") from None
 
 
@@ -184,6 +186,8 @@ def python_potential(name: str) -> Factor:
     module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         raise UsageError(f"--potential {name}: give module:name or file.py:name")
+    if module.endswith(".py"):
+        existing("--potential", Path(module))
     try:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)

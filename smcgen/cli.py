@@ -382,7 +382,9 @@ def main() -> None:
     except SmcgenError as error:
         typer.echo(f"smcgen: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:  # typer makes a silent exit of Ctrl-C
+            raise
         typer.echo("smcgen: interrupted, nothing was written", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

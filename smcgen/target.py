@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smcgen.errors import UsageError
@@ -32,6 +33,9 @@ class Factor:
         return ((self, 1.0),)
 
     def __mul__(self, other: Factor) -> Target:
+        if isinstance(other, FunctionType):
+            name = other.__name__
+            raise UsageError(f"{name} is a plain function: make it a potential, smcgen.potential({name}) or @smcgen.potential")
         if not isinstance(other, Factor):
             return NotImplemented
         return Target.product(*self.factors(), *other.factors())
@@ -165,7 +169,7 @@ class LM(Factor):
         device, dtype: e.g. "cuda", "bfloat16"; by default a GPU if there is one, and bfloat16 there, float32 on a CPU.
         weights: "int8" rounds the matrices to 8-bit integers and keeps them so, in half the memory of bfloat16: the target is
             then the rounded model. Layers that are fused on a GPU read the integers; others need the extra `int8` and save
-            memory only. (`quantized(8)` is something else: a second, rounded model for use as a draft, which keeps its dtype.)
+            memory only. (`quantized(8)` is something else: a second, rounded model for use as a draft.)
         compile: compiles layers that are not fused with `torch.compile` when the model is loaded, which takes from seconds to
             minutes; where that fails the layers run as they are, with a warning. `info["layers"]` tells.
 

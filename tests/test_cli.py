@@ -316,6 +316,7 @@ def test_check(run, model, tmp_path):
         (["--regex", "[ab]*a[ab]{40}", "--max-tokens", "3"], 3, "no particle survived"),
         (["--potential", "nothing"], 2, "module:name"),
         (["--potential", "nothing:here"], 2, "nothing"),
+        (["--potential", "nothing.py:here"], 2, "--potential nothing.py: there is no such file"),
         (["--potential", "bad.py:nan"], 2, "nan"),
         (["--potential", "bad.py:broken"], 2, "broken"),
         (["--reward", "no/judge"], 2, "reward model no/judge cannot be read"),
@@ -366,6 +367,20 @@ def test_a_draft_with_another_tokenizer(run, model, tmp_path):
     done = run("sample", "ab", "-m", model, "-d", str(tmp_path / "other"))
     assert done.returncode == 2
     assert "different tokenizers" in done.stderr
+
+
+def test_stdin_that_is_no_utf8(run, model):
+    stray = b"a\xff".decode("utf-8", "surrogateescape")  # what a POSIX locale makes of it
+    done = run("sample", "-m", model, stdin=stray)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "stdin is no UTF-8 text" in done.stderr
+
+
+def test_an_interrupted_run_says_so(run, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(sg, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    done = run("sample", "ab", "-m", model, "-o", str(tmp_path / "out.jsonl"))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "smcgen: interrupted, nothing was written\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_empty_prompt(run, model):

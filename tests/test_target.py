@@ -69,6 +69,7 @@ def test_values_do_not_change():
         (lambda: sg.sample(small**-1, "a"), "negative"),
         (lambda: sg.sample(lm / lm, "a"), "no language model"),
         (lambda: sg.sample("tiny", "a"), "give a language model"),
+        (lambda: lm * test_other_types_do_not_multiply, "plain function: .*smcgen.potential"),
     ],
 )
 def test_what_means_nothing_is_refused(make, message):
