@@ -239,8 +239,8 @@ def _reason(op: Any, arg: Any) -> str:
     if op is _C.AT:
         return "an anchor (^ or $) is possible only at the very beginning or the very end"
     names = {
-        _C.GROUPREF: "a back-reference is not regular",
-        _C.GROUPREF_EXISTS: "a conditional group is not regular",
+        _C.GROUPREF: "a back-reference is not regular, write what it may repeat as alternatives",
+        _C.GROUPREF_EXISTS: "a conditional group is not regular, write its two cases as alternatives",
         _C.POSSESSIVE_REPEAT: "a possessive repetition depends on the order of matching, write a plain one",
         _C.ATOMIC_GROUP: "an atomic group depends on the order of matching, write a plain one",
     }

@@ -92,8 +92,10 @@ class Diagnostics:
     def __repr__(self) -> str:
         s = self.summary()
         left = "/".join(map(str, s["ancestors_left"][:8])) + ("/..." if self.runs > 8 else "")
+        runs = "run" if self.runs == 1 else "runs"
+        particles = "particle" if self.particles == 1 else "particles"
         lines = [
-            f"Diagnostics({self.runs} runs of {self.particles} particles, {s['rounds']} rounds)",
+            f"Diagnostics({self.runs} {runs} of {self.particles} {particles}, {s['rounds']} rounds)",
             f"  smallest ESS          {s['smallest_ess']:.1f} of {self.particles}; {s['resampled']:.0%} of rounds resampled",
             f"  first particles left  {left}; one of them carries {self.root_share:.0%} of the answer",
         ]

@@ -114,6 +114,9 @@ def test_diagnostics_agree_with_the_particles():
     assert 0 < d.acceptance <= 1
     assert d.seconds > 0
     assert "first particles left" in repr(d)
+    assert repr(d).startswith("Diagnostics(4 runs of 16 particles, ")
+    one = sg.sample(LM, "ca", particles=1, max_tokens=T, seed=5).diagnostics()
+    assert repr(one).startswith("Diagnostics(1 run of 1 particle, ")
     assert json.loads(json.dumps(d.to_dict()))["ess"] == d.ess
     again = sg.Posterior.from_json(post.to_json()).diagnostics()
     assert again.summary() == d.summary() == json.loads(post.to_json())["diagnostics"]
