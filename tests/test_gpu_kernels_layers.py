@@ -104,6 +104,24 @@ def test_products_with_rounded_weights(dtype, rows):
         assert parts > 1 if rows <= 80 and dim > 1024 else parts == (rows <= 80)
 
 
+def test_which_kernel_reads_integers(monkeypatch):
+    """Tensor cores multiply what has 16 bits; float32 stays exact, in the kernel that says so."""
+    weight = rounded(randn(torch.float32, 70, 40))
+    launched, launch = [], layers._rounded_linear.__class__.__getitem__
+    monkeypatch.setattr(
+        layers._rounded_linear.__class__, "__getitem__", lambda self, grid: launched.append(self) or launch(self, grid)
+    )
+    for rows, dtype, own in (
+        (1, torch.float16, True),
+        (16, torch.float16, True),
+        (17, torch.float16, False),
+        (1, torch.float32, False),
+    ):
+        launched.clear()
+        layers.linear(randn(dtype, rows, 40), weight)
+        assert launched == [layers._rounded_linear if own else layers._linear]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_weights(monkeypatch, dtype):
     """Each is off by half a step at most, of 127 to the largest of its output; many lines are rounded as few are."""
@@ -163,15 +181,15 @@ def asked_for(monkeypatch, call, weight):
 @pytest.mark.skipif(CUDA, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
 @pytest.mark.parametrize("rows", [5, 16, 17])
-@pytest.mark.parametrize("inputs", [48, 1040, 1100])
-def test_weights_asked_for_before_the_wait(monkeypatch, dtype, rows, inputs):
+@pytest.mark.parametrize(("inputs", "off"), [(48, 0), (48, 1), (1040, 0), (1100, 0)])
+def test_weights_asked_for_before_the_wait(monkeypatch, dtype, rows, inputs, off):
     """The first of each line of every program once, in parts of 16 bytes; none where lines do not begin at such."""
-    x, numbers = torch.zeros(rows, inputs).half(), torch.zeros(70, inputs, dtype=dtype)
+    x, numbers = torch.zeros(rows, inputs).half(), torch.zeros(off + 70 * inputs, dtype=dtype)[off:].view(70, inputs)
     weight = Rounded(numbers, torch.ones(70)) if dtype == torch.int8 else numbers
     for wanted, call in (("linear", layers.linear), ("gated", layers.gated_linear), ("parts", layers.linear_parts)):
         tiles = layers._tiles(dtype.itemsize, wanted, rows)
         found = asked_for(monkeypatch, lambda call=call: call(x, weight), numbers)
-        if inputs * dtype.itemsize % 16:
+        if off or inputs * dtype.itemsize % 16:
             assert not found.any()
         else:
             assert found[:, : tiles.ahead * dtype.itemsize].eq(1).all()

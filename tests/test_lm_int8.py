@@ -140,14 +140,23 @@ def test_fused_layers_read_integers(fusing, kind, options):
 @pytest.mark.parametrize(("kind", "options"), TIED)
 def test_a_copy_of_fused_layers_keeps_integers(fusing, kind, options):
     lm, plain = load(tiny_model(kind, **options), word_tokenizer()), rounded_beforehand(kind, **options)
+    lm.page = 32
     before = logits(lm)
     copied = quantized(lm)
     assert any(isinstance(module, RoundedLinear) for module in copied.model.modules())
+    assert isinstance(copied.fusion, Rope)
+    assert (copied.name, copied.max_tokens, copied.page) == (f"{lm.name}:int8", lm.max_tokens, lm.page)
     assert torch.allclose(logits(copied), logits(plain), atol=1e-5)
     assert torch.equal(logits(lm), before)
     assert not any(
         isinstance(m, RoundedLinear) for m in (*quantized(lm, 5).model.modules(), *quantized(lm, 8, 32).model.modules())
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_copy_of_layers_as_they_are_keeps_its_dtype(kind):
+    model = quantized(load(tiny_model(kind), word_tokenizer())).model
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_a_copy_holds_no_matrix_twice(fusing, monkeypatch):
@@ -308,6 +317,8 @@ def test_models_that_would_gain_little_are_refused():
 def test_a_rounded_copy_of_fused_integers_is_refused(fusing):
     with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already"):
         quantized(load(tiny_model("llama"), word_tokenizer(), weights="int8"))
+    with pytest.raises(UsageError, match="LlamaForCausalLM:int8 are int8 already: .*, give the model that it is a copy of"):
+        quantized(quantized(load(tiny_model("llama"), word_tokenizer())), 5)
 
 
 def test_a_rounded_copy_of_integers_is_refused():

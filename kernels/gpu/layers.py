@@ -292,7 +292,8 @@ def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
     arguments = x, numbers, x if scale is None else scale, x if bias is None else bias, out, rows, outputs, inputs
     options = {"BIAS": bias is not None, "GATED": gated, "SPLITS": splits, "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.inputs}
-    options |= {"AHEAD": tiles.ahead if inputs * size % 16 == 0 else 0, "WARPS": tiles.warps}
+    aligned = numbers.data_ptr() % 16 == inputs * size % 16 == 0  # as a request in advance has to be; a view need not
+    options |= {"AHEAD": tiles.ahead if aligned else 0, "WARPS": tiles.warps}
     options |= {"num_warps": tiles.warps, "num_stages": tiles.stages, **early(x)}
     if scale is not None and rows <= 16 and x.dtype != torch.float32:
         _rounded_linear[(blocks, splits)](*arguments, BLOCK_M=8 if rows <= 8 else 16, **options)

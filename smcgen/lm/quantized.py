@@ -45,7 +45,10 @@ def quantized(lm: LanguageModel, bits: int = 8, group: int | None = None) -> Pag
     if not isinstance(lm, PagedLM):
         raise UsageError(f"{lm.name} is no transformers model: it has no weights to round, name another draft")
     if is_int8(lm.model):
-        raise UsageError(f"the weights of {lm.name} are int8 already: load it without weights='int8', or name another draft")
+        raise UsageError(
+            f"the weights of {lm.name} are int8 already: load it without weights='int8', give the model that it is a copy of, "
+            "or name another draft"
+        )
     shared = {id(tensor): tensor for tensor in chain(lm.model.parameters(), lm.model.buffers())}
     fused = isinstance(lm.fusion, Rope)
     if fused:  # what their `forward` knows, among it matrices merged into one, is of no use to a copy
