@@ -317,7 +317,7 @@ def test_models_that_would_gain_little_are_refused():
 def test_a_rounded_copy_of_fused_integers_is_refused(fusing):
     with pytest.raises(UsageError, match="the weights of LlamaForCausalLM are int8 already"):
         quantized(load(tiny_model("llama"), word_tokenizer(), weights="int8"))
-    with pytest.raises(UsageError, match="LlamaForCausalLM:int8 are int8 already: .*, give the model that it is a copy of"):
+    with pytest.raises(UsageError, match=r"LlamaForCausalLM:int8 are int8 already: .*, give the model that it is a copy of"):
         quantized(quantized(load(tiny_model("llama"), word_tokenizer())), 5)
 
 
