@@ -127,6 +127,46 @@ for early in (True, False):
 """
 
 
+# The products of few rows, for devices with less shared memory than those for which their tiles were chosen.
+SMALLER = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from smcgen.kernels.gpu import layers
+from smcgen.kernels.gpu.rounded import _rounded_linear
+
+def build(kernel, types, constants, arch, stages):
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("X", "Weight", "inputs")}
+    options = {"num_warps": constants["WARPS"], "num_stages": stages}
+    return triton.compile(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", arch, 32), options=options)
+
+for arch, room in ((80, 163 * 1024), (89, 99 * 1024)):
+    for (size, wanted, most), tiles in layers.TILES.items():
+        gated, of_warps = wanted == "gated", size == 1 and most <= 16
+        main, rest = (most, 0) if of_warps else layers._powers(most)
+        inputs = tiles.inputs * (tiles.warps if of_warps else 1)
+        step = inputs * ((1 + gated) * tiles.outputs * size + (main + rest) * max(2, size))
+        stages = layers.fitting(tiles.stages, step, room, arch // 10)
+        assert stages > 1
+        if stages == tiles.stages:
+            continue
+        dtype = "*fp32" if size == 4 else "*bf16"
+        types = {"X": dtype, "Weight": "*i8" if size == 1 else dtype, "Scale": "*fp32", "Bias": dtype, "Out": dtype}
+        constants = {"BIAS": False, "GATED": gated, "SPLITS": 1, "BLOCK_M": main, "BLOCK_N": tiles.outputs, "AHEAD": 0}
+        constants |= {"BLOCK_K": tiles.inputs, "WARPS": tiles.warps, "PDL": False}
+        constants |= {} if of_warps else {"SCALED": size == 1, "REST": rest, "SIZE": size}
+        made = build(_rounded_linear if of_warps else layers._linear, types, constants, arch, stages)
+        assert made.metadata.shared <= room, (arch, size, wanted, most)
+        print(wanted, len(made.asm["cubin"]))
+"""
+
+
+def test_products_fit_into_smaller_devices(tmp_path):
+    assert len(built(SMALLER, tmp_path)) > 5
+
+
 def test_they_compile(tmp_path):
     assert set(built(SCRIPT, tmp_path)) == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),

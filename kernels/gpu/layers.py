@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -294,13 +295,35 @@ def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     options = {"BIAS": bias is not None, "GATED": gated, "SPLITS": splits, "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.inputs}
     aligned = numbers.data_ptr() % 16 == inputs * size % 16 == 0  # as a request in advance has to be; a view need not
     options |= {"AHEAD": tiles.ahead if aligned else 0, "WARPS": tiles.warps}
-    options |= {"num_warps": tiles.warps, "num_stages": tiles.stages, **early(x)}
+    options |= {"num_warps": tiles.warps, **early(x)}
     if scale is not None and rows <= 16 and x.dtype != torch.float32:
-        _rounded_linear[(blocks, splits)](*arguments, BLOCK_M=8 if rows <= 8 else 16, **options)
+        columns = 8 if rows <= 8 else 16
+        options["num_stages"] = _stages(tiles, tiles.warps * tiles.inputs, columns, gated, numbers, x)
+        _rounded_linear[(blocks, splits)](*arguments, BLOCK_M=columns, **options)
     else:
         main, rest = _powers(rows)
+        options["num_stages"] = _stages(tiles, tiles.inputs, main + rest, gated, numbers, x)
         _linear[(blocks, splits)](*arguments, SCALED=scale is not None, BLOCK_M=main, REST=rest, SIZE=size, **options)
     return out
+
+
+def _stages(tiles: Tiles, inputs: int, columns: int, gated: bool, weight: torch.Tensor, x: torch.Tensor) -> int:
+    """How many steps of so many inputs are under way: those of `tiles`, or as many as a program has room for."""
+    step = inputs * ((1 + gated) * tiles.outputs * weight.element_size() + columns * x.element_size())
+    return fitting(tiles.stages, step, *_room(x.get_device())) if x.is_cuda else tiles.stages
+
+
+def fitting(stages: int, step: int, room: int, generation: int) -> int:
+    """As many of the `stages` of `step` bytes as fit into `room` bytes, on a GPU of this major compute capability."""
+    # Before Hopper the step that is being multiplied lies in registers.
+    return max(1, min(stages, room // step + (generation < 9)))
+
+
+@functools.cache
+def _room(device: int) -> tuple[int, int]:
+    """Bytes of shared memory that a program can have (227 KiB on an H200, 99 on many others), and the compute capability."""
+    properties = triton.runtime.driver.active.utils.get_device_properties(device)
+    return properties["max_shared_mem"], torch.cuda.get_device_capability(device)[0]
 
 
 def _powers(rows: int) -> tuple[int, int]:
