@@ -38,6 +38,8 @@ def check(
         if start is not None:
             raise UsageError("--start has no effect on a schema: leave it out")
         constraint = sg.json_schema(file)
+    elif file.read_bytes().lstrip().startswith(b"{"):
+        raise UsageError(f"{file} begins as a JSON schema does, not a Lark grammar: give it a name that ends in .json")
     else:
         constraint = sg.lark(file, start=start)
     vocabulary = None if model is None else sg.LM(model, device="cpu").load().vocabulary

@@ -178,6 +178,8 @@ def make_plan(
         raise UsageError(f"target {target!r} has only negative exponents: multiply by a model with a positive one")
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: give one of {', '.join(MODES)}, auto")
+    if resampling not in tuple(SCHEMES):
+        raise UsageError(f"resampling={resampling!r}: give one of {', '.join(SCHEMES)}")
     if mode == "exact":
         _check_exact(target, particles, leniency, anneal, on_budget, resampling, threshold)
         particles, leniency = 1, 1.0
@@ -245,8 +247,6 @@ def make_plan(
         raise UsageError(f"deterministic={deterministic!r}: give True or False")
     if on_budget not in ("truncate", "condition"):
         raise UsageError(f"on_budget={on_budget!r}: give 'truncate' or 'condition'")
-    if resampling not in tuple(SCHEMES):
-        raise UsageError(f"resampling={resampling!r}: give one of {', '.join(SCHEMES)}")
     if not _is_number(threshold) or not 0 <= threshold <= 1:
         raise UsageError(f"threshold={threshold!r}: give a number from 0 (never resample) to 1 (whenever weights differ)")
     if anneal is not None and anneal.of == "potentials" and all(factor.hard for factor, _ in target.potentials):

@@ -145,6 +145,7 @@ class Posterior:
         if bound is None:
             return "no bound on the divergence: the target is not a language model as it is (powers, potentials, 'condition')"
         error = " (one run; runs=R gives its error)" if bound.se is None else f" ± {bound.se:.2g}"
+        error += ", which is no more than noise" if bound.se is not None and bound.value < 2 * bound.se else ""
         return f"bound on the divergence of one draw from the language model: {bound.value:.3g} nats{error}"
 
     @property

@@ -295,6 +295,8 @@ def test_check(run, model, tmp_path):
     assert run("check", "empty.lark", cwd=tmp_path).returncode == 3
     assert run("check", "none.lark", cwd=tmp_path).returncode == 2
     assert run("check", "s.json", "--start", "x", cwd=tmp_path).returncode == 2
+    (tmp_path / "schema.txt").write_text(' {"type": "integer"}')
+    assert "give it a name that ends in .json" in run("check", "schema.txt", cwd=tmp_path).stderr
     wrong = run("check", "s.json", "--seed", "-1", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "--seed -1: give 0 or more" in wrong.stderr
@@ -333,6 +335,7 @@ def test_check(run, model, tmp_path):
         (["--prompt-file", "types.jsonl"], 2, "line 2"),
         (["--prompt-file", "binary.txt"], 2, "cannot be read"),
         (["--resampling", "best"], 2, "multinomial"),
+        (["--resampling", "best", "--mode", "exact"], 2, "multinomial"),
         (["--anneal", "half"], 2, "give FIRST:ROUNDS"),
         (["--anneal", "0.5:2:all:more"], 2, "give FIRST:ROUNDS"),
         (["--verification", "both", "-d", "int8"], 2, "give 'block' or 'token'"),

@@ -143,6 +143,11 @@ def test_the_bound_falls_with_the_leniency():
     assert abs(bounds[0].value) < 1e-6
     assert bounds[1].value + 4 * bounds[1].se < bounds[2].value
     assert bounds[1].value > 4 * bounds[1].se
+    assert "noise" not in post.divergence_note
+    few = sg.sample(LM, "ca", draft=SMALL, block=3, particles=2, leniency=1.5, runs=4, max_tokens=T, seed=4)
+    assert few.divergence_note.endswith(", which is no more than noise") == (
+        few.divergence_bound.value < 2 * few.divergence_bound.se
+    )
     assert sg.sample(LM**2, "ca", max_tokens=3).divergence_bound is None
     assert "as it is" in sg.sample(LM**2, "ca", max_tokens=3).divergence_note
     assert sg.sample(LM, "ca", max_tokens=3).divergence_bound.se is None

@@ -125,6 +125,7 @@ class TestNames:
         refused(
             ModelError, "there is no folder no-such-model: check the path .a hub id has the form owner/name", "no-such-model"
         )
+        refused(ModelError, r"int8 is no model: a copy of lm in 8 bits is lm.quantized\(8\)", "int8")
         with pytest.raises(ModelError, match="reward model no-such cannot be read: there is no folder"):
             sg.RewardModel("no-such").load(torch.device("cpu"))
 
