@@ -170,7 +170,7 @@ class Bench:
         self.lms = [sg.LM(net, self.words) for net in self.nets]
         self.bytes = [read_bytes(name, net) for name, net in zip(self.names, self.nets, strict=True)]
         self.rounded = sg.LM(self.nets[1], self.words, weights="int8")  # a byte for each weight
-        self.bytes.append(self.bytes[1] // next(self.nets[1].parameters()).element_size())
+        self.bytes_rounded = self.bytes[1] // next(self.nets[1].parameters()).element_size()
         self.bandwidth = copy_bandwidth()
         self.vocabulary = self.nets[0].config.vocab_size
 
@@ -212,7 +212,7 @@ class Bench:
         post = posts if hasattr(posts, "info") else posts[0]
         seconds = post.info["step_seconds"]["p50"]
         gained = post.info["tokens"] / (groups * particles) / post.info["rounds"]
-        bytes_of_draft = self.bytes[1 + (options.get("draft") is self.rounded)]
+        bytes_of_draft = self.bytes_rounded if options.get("draft") is self.rounded else self.bytes[1]
         read = self.bytes[0] + (block * bytes_of_draft if drafted else 0)
         return {
             "milliseconds": seconds * 1e3,

@@ -11,19 +11,12 @@ pytest.importorskip("triton")
 
 SCRIPT = """
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from smcgen.kernels.gpu import attention, join, write
+from tests.compiling import compiled
 
-def build(kernel, types, constants, stages=2):
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in names if types.get(name, "")[:1] == "*"}
-    target = GPUTarget("cuda", 90, 32)
-    source = ASTSource(kernel, signature, values, attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": stages})
-    print(kernel.__name__, len(compiled.asm["cubin"]))
+def build(kernel, types, constants):
+    aligned = [name for name in kernel.arg_names if types.get(name, "")[:1] == "*"]
+    print(kernel.__name__, len(compiled(kernel, types, constants, 4, stages=2, aligned=aligned).asm["cubin"]))
 
 pointers = ("Query", "Key", "Value", "Cos", "Sin", "QueryNorm", "KeyNorm", "Keys", "Values")
 numbers = dict.fromkeys(("scale", "softcap", "eps"), "fp32") | dict.fromkeys(("Table", "Length", "Shared", "Counts"), "*i64")

@@ -12,20 +12,14 @@ pytest.importorskip("triton")
 SCRIPT = """
 import math
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from smcgen.kernels.gpu import append, automaton, categorical, commit, layers, masks, pages, philox, resample, rounded
 from smcgen.kernels.gpu import totals, unread, watch
+from tests.compiling import compiled
 
 def build(kernel, types, constants, warps, sixteen=()):
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    target = GPUTarget("cuda", 90, 32)
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in sixteen}
-    compiled = triton.compile(ASTSource(kernel, signature, values, attributes), target=target, options={"num_warps": warps})
-    print(kernel.__name__, len(compiled.asm["cubin"]))
-    return compiled.asm["ptx"]
+    made = compiled(kernel, types, constants, warps, aligned=sixteen)
+    print(kernel.__name__, len(made.asm["cubin"]))
+    return made.asm["ptx"]
 
 for dtype, mask, power in (("*bf16", 2, True), ("*fp16", 1, False), ("*fp32", 0, True)):
     types = {"X": dtype, "Mask": (dtype, "*u8", "*i32")[mask], "Exponent": "*fp64" if power else dtype, "Parts": "*fp64",
@@ -129,26 +123,16 @@ for early in (True, False):
 
 # The products of few rows, for devices with less shared memory than those for which their tiles were chosen.
 SMALLER = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from smcgen.kernels.gpu import layers
 from smcgen.kernels.gpu.rounded import _rounded_linear
-
-def build(kernel, types, constants, arch, stages):
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("X", "Weight", "inputs")}
-    options = {"num_warps": constants["WARPS"], "num_stages": stages}
-    return triton.compile(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", arch, 32), options=options)
+from tests.compiling import compiled
 
 for arch, room in ((80, 163 * 1024), (89, 99 * 1024)):
     for (size, wanted, most), tiles in layers.TILES.items():
         gated, of_warps = wanted == "gated", size == 1 and most <= 16
         main, rest = (most, 0) if of_warps else layers._powers(most)
         inputs = tiles.inputs * (tiles.warps if of_warps else 1)
-        step = inputs * ((1 + gated) * tiles.outputs * size + (main + rest) * max(2, size))
-        stages = layers.fitting(tiles.stages, step, room, arch // 10)
+        stages = layers.fitting(tiles, gated, inputs, main + rest, (size, max(2, size)), room, arch // 10)
         assert stages > 1
         if stages == tiles.stages:
             continue
@@ -157,7 +141,8 @@ for arch, room in ((80, 163 * 1024), (89, 99 * 1024)):
         constants = {"BIAS": False, "GATED": gated, "SPLITS": 1, "BLOCK_M": main, "BLOCK_N": tiles.outputs, "AHEAD": 0}
         constants |= {"BLOCK_K": tiles.inputs, "WARPS": tiles.warps, "PDL": False}
         constants |= {} if of_warps else {"SCALED": size == 1, "REST": rest, "SIZE": size}
-        made = build(_rounded_linear if of_warps else layers._linear, types, constants, arch, stages)
+        kernel, aligned = _rounded_linear if of_warps else layers._linear, ["X", "Weight", "inputs"]
+        made = compiled(kernel, types, constants, tiles.warps, stages=stages, aligned=aligned, capability=arch)
         assert made.metadata.shared <= room, (arch, size, wanted, most)
         print(wanted, len(made.asm["cubin"]))
 """
@@ -170,19 +155,6 @@ def test_products_fit_into_smaller_devices(tmp_path):
 def test_they_compile(tmp_path):
     assert set(built(SCRIPT, tmp_path)) == {
         *("_append", "_masses", "_draw", "_score", "_uniforms", "_per_slot", "_stratified", "_resample"),
-        *(
-            "_put",
-            "_weigh",
-            "_measure",
-            "_inherit",
-            "_joint",
-            "_walk",
-            "_linear",
-            "_rounded_linear",
-            "_rms_norm",
-            "_embed_norm",
-            "_fork",
-            "_trim",
-        ),
-        *("_unread", "_totals", "_watch"),
+        *("_put", "_weigh", "_measure", "_inherit", "_joint", "_walk", "_linear", "_rms_norm", "_embed_norm", "_fork", "_trim"),
+        *("_rounded_linear", "_unread", "_totals", "_watch"),
     }

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ import triton.language as tl
 from smcgen.kernels.gpu.join import PROGRAMS
 from smcgen.kernels.gpu.pdl import ask, early, release, wait
 from smcgen.kernels.gpu.rounded import _rounded_linear
+from smcgen.kernels.gpu.sums import piece, put
 from smcgen.kernels.layers import Rounded, Weight, whole
 
+MANY = 80  # rows that are still few
 # By bytes of a weight: rows, from which on cuBLAS is faster; for int8 also with the matrix turned into another dtype before.
-MANY = 80
 FEW = {1: MANY, 2: MANY, 4: 16}
 WIDE = 1 << 15  # outputs of a matrix that is a model's head; for more than 16 rows cuBLAS is faster there
 
@@ -165,37 +167,6 @@ def _weights(pointers, inside, x):
 
 
 @triton.jit
-def _put(
-    Out,
-    Scale,
-    Bias,
-    sums,
-    gated,
-    n,
-    outputs,
-    first,
-    rows,
-    split,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATED: tl.constexpr,
-    COUNT: tl.constexpr,
-):
-    """Writes the sums [outputs, rows] of COUNT rows from `first` on."""
-    if SCALED:
-        sums *= tl.load(Scale + n, mask=n < outputs, other=0.0)[:, None]
-        if GATED:
-            gated *= tl.load(Scale + outputs + n, mask=n < outputs, other=0.0)[:, None]
-    if GATED:
-        sums = sums * tl.sigmoid(sums) * gated
-    if BIAS:
-        sums += tl.load(Bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
-    r = first + tl.arange(0, COUNT)
-    out = Out + (split * rows + r).to(tl.int64)[None, :] * outputs + n[:, None]
-    tl.store(out, sums, mask=(n < outputs)[:, None] & (r < rows)[None, :])
-
-
-@triton.jit
 def _linear(
     X,
     Weight,
@@ -221,8 +192,7 @@ def _linear(
     release(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
-    size = tl.cdiv(tl.cdiv(inputs, SPLITS), BLOCK_K) * BLOCK_K
-    first, last = split * size, tl.minimum(split * size + size, inputs)
+    first, last = piece(split, inputs, SPLITS, BLOCK_K)
     k = tl.arange(0, BLOCK_K)
     line = n.to(tl.int64)[:, None] * inputs
     half = tl.cast(outputs, tl.int64) * inputs  # from a gate to its partner
@@ -250,9 +220,9 @@ def _linear(
             gated = tl.dot(w, x, gated, input_precision="ieee")
             if REST > 0:
                 more_gated = tl.dot(w, more_x, more_gated, input_precision="ieee")
-    _put(Out, Scale, Bias, sums, gated, n, outputs, 0, rows, split, SCALED, BIAS, GATED, BLOCK_M)
+    put(Out, Scale, Bias, sums, gated, n, outputs, 0, rows, split, SCALED, BIAS, GATED, BLOCK_M)
     if REST > 0:
-        _put(Out, Scale, Bias, more_sums, more_gated, n, outputs, BLOCK_M, rows, split, SCALED, BIAS, GATED, REST)
+        put(Out, Scale, Bias, more_sums, more_gated, n, outputs, BLOCK_M, rows, split, SCALED, BIAS, GATED, REST)
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -292,36 +262,35 @@ def _few(wanted: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     splits = max(1, min(tiles.programs // blocks, inputs // 512)) if parts else 1
     out = torch.empty(splits, rows, outputs, dtype=torch.float32 if parts else x.dtype, device=x.device)
     arguments = x, numbers, x if scale is None else scale, x if bias is None else bias, out, rows, outputs, inputs
-    options = {"BIAS": bias is not None, "GATED": gated, "SPLITS": splits, "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.inputs}
     aligned = numbers.data_ptr() % 16 == inputs * size % 16 == 0  # as a request in advance has to be; a view need not
-    options |= {"AHEAD": tiles.ahead if aligned else 0, "WARPS": tiles.warps}
-    options |= {"num_warps": tiles.warps, **early(x)}
+    options = {"BIAS": bias is not None, "GATED": gated, "SPLITS": splits, "BLOCK_N": tiles.outputs, "BLOCK_K": tiles.inputs}
+    options |= {"AHEAD": tiles.ahead if aligned else 0, "WARPS": tiles.warps, "num_warps": tiles.warps, **early(x)}
+    sizes, room = (size, x.element_size()), _room(x.get_device())
     if scale is not None and rows <= 16 and x.dtype != torch.float32:
-        columns = 8 if rows <= 8 else 16
-        options["num_stages"] = _stages(tiles, tiles.warps * tiles.inputs, columns, gated, numbers, x)
+        columns = max(8, triton.next_power_of_2(rows))
+        options["num_stages"] = fitting(tiles, gated, tiles.warps * tiles.inputs, columns, sizes, *room)
         _rounded_linear[(blocks, splits)](*arguments, BLOCK_M=columns, **options)
     else:
         main, rest = _powers(rows)
-        options["num_stages"] = _stages(tiles, tiles.inputs, main + rest, gated, numbers, x)
+        options["num_stages"] = fitting(tiles, gated, tiles.inputs, main + rest, sizes, *room)
         _linear[(blocks, splits)](*arguments, SCALED=scale is not None, BLOCK_M=main, REST=rest, SIZE=size, **options)
     return out
 
 
-def _stages(tiles: Tiles, inputs: int, columns: int, gated: bool, weight: torch.Tensor, x: torch.Tensor) -> int:
-    """How many steps of so many inputs are under way: those of `tiles`, or as many as a program has room for."""
-    step = inputs * ((1 + gated) * tiles.outputs * weight.element_size() + columns * x.element_size())
-    return fitting(tiles.stages, step, *_room(x.get_device())) if x.is_cuda else tiles.stages
-
-
-def fitting(stages: int, step: int, room: int, generation: int) -> int:
-    """As many of the `stages` of `step` bytes as fit into `room` bytes, on a GPU of this major compute capability."""
+def fitting(tiles: Tiles, gated: bool, inputs: int, columns: int, sizes: tuple[int, int], room: int, generation: int) -> int:
+    """Steps under way: those of `tiles`, or as many as `room` bytes hold on a GPU of this major compute capability. A step is
+    of so many inputs and columns, with weights and x of these `sizes` in bytes."""
+    step = inputs * ((1 + gated) * tiles.outputs * sizes[0] + columns * sizes[1])
     # Before Hopper the step that is being multiplied lies in registers.
-    return max(1, min(stages, room // step + (generation < 9)))
+    return max(1, min(tiles.stages, room // step + (generation < 9)))
 
 
 @functools.cache
 def _room(device: int) -> tuple[int, int]:
-    """Bytes of shared memory that a program can have (227 KiB on an H200, 99 on many others), and the compute capability."""
+    """Bytes of shared memory that a program can have (227 KiB on an H200, 99 on many others), and the major compute capability;
+    for Triton's interpreter, which has no device, no bound."""
+    if device < 0:
+        return sys.maxsize, 9
     properties = triton.runtime.driver.active.utils.get_device_properties(device)
     return properties["max_shared_mem"], torch.cuda.get_device_capability(device)[0]
 

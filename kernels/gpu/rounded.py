@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from smcgen.kernels.gpu.pdl import ask, release, wait
+from smcgen.kernels.gpu.sums import piece, put
 
 
 @triton.jit
@@ -57,8 +58,7 @@ def _rounded_linear(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     STEP: tl.constexpr = WARPS * BLOCK_K
-    size = tl.cdiv(tl.cdiv(inputs, SPLITS), STEP) * STEP
-    first, last = split * size, tl.minimum(split * size + size, inputs)
+    first, last = piece(split, inputs, SPLITS, STEP)
     half = tl.cast(outputs, tl.int64) * inputs  # from a gate to its partner
     if PDL and AHEAD > 0:
         ask(Weight, first, last, outputs, inputs, 1, BLOCK_N, AHEAD, 32 * WARPS)
@@ -83,10 +83,7 @@ def _rounded_linear(
         sums = tl.dot(_numbers(Weight + line + at, inside, x), x, sums)
         if GATED:
             gated = tl.dot(_numbers(Weight + half + line + at, inside, x), x, gated)
-    total = tl.sum(sums, 0) * scale[:, None]
+    total, total_of_gated = tl.sum(sums, 0) * scale[:, None], tl.sum(gated, 0)
     if GATED:
-        total *= tl.sigmoid(total) * (tl.sum(gated, 0) * scale_of_gated[:, None])
-    if BIAS:
-        total += tl.load(Bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
-    out = Out + (split * rows + r).to(tl.int64)[None, :] * outputs + n[:, None]
-    tl.store(out, total, mask=(n < outputs)[:, None] & (r < rows)[None, :])
+        total_of_gated *= scale_of_gated[:, None]
+    put(Out, Scale, Bias, total, total_of_gated, n, outputs, 0, rows, split, False, BIAS, GATED, BLOCK_M)

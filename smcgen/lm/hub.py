@@ -24,7 +24,7 @@ def local_files_only(name: str) -> bool:
     if "/" not in name or not _HUB_ID.fullmatch(name):
         if kept:
             return True
-        if bits := re.fullmatch("int([3-8])", name):
+        if bits := re.fullmatch("int([34568])", name):
             raise ModelError(f"{name} is no model: a copy of lm in {bits[1]} bits is lm.quantized({bits[1]})")
         raise ModelError(f"there is no folder {name}: check the path (a hub id has the form owner/name)")
     answer = _ask(name)

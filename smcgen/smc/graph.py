@@ -50,7 +50,6 @@ class Report:
     Args:
         names: of the first values.
         packed, unpack: all values in one piece, and what takes it apart (see `host.pack`).
-
     """
 
     def __init__(self, names: Sequence[str], packed: torch.Tensor, unpack: Callable[[torch.Tensor], list[torch.Tensor]]):
