@@ -12,24 +12,30 @@ from smcgen.lm.quantized import quantized
 from tests.test_lm_architectures import exercise
 from tests.tiny_models import tiny_model, word_tokenizer
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FUSED = ["llama", "llama-rope-llama3", "llama-rope-yarn", "qwen2", "qwen2-window", "qwen3", "mistral"]
 
 
+def loaded(kind: str, **options):
+    """As transformers has it, where the Triton kernels run: on a GPU, or on the CPU by the interpreter."""
+    return load(tiny_model(kind, **options).to(DEVICE), word_tokenizer())
+
+
 def fused(kind: str, **options):
-    lm = load(tiny_model(kind, **options), word_tokenizer())
+    lm = loaded(kind, **options)
     lm.fuse()
     return lm
 
 
 @pytest.mark.parametrize("kind", FUSED)
 def test_fused_layers_give_the_same_logits(monkeypatch, kind):
-    def loaded(*arguments, **options):
+    def fusing(*arguments, **options):
         lm = load(*arguments, **options)
         lm.fuse()
         assert isinstance(lm.fusion, Rope)
         return lm
 
-    monkeypatch.setattr("tests.test_lm_architectures.load", loaded)
+    monkeypatch.setattr("tests.test_lm_architectures.load", fusing)
     assert exercise(kind) < 1e-4
 
 
@@ -51,10 +57,10 @@ def triton(monkeypatch):
 @torch.no_grad()
 def read(lm, tokens=((4, 5), (6, 7)), keep=0):
     """Logits of `tokens` after a prompt of three."""
-    tokens = torch.tensor(tokens)
+    tokens = torch.tensor(tokens, device=lm.device)
     context = lm.open(1, len(tokens), 3, 20)
     lm.prefill(context, [0], [[1, 2, 3]])
-    counts = torch.full((len(tokens),), tokens.shape[1])
+    counts = torch.full((len(tokens),), tokens.shape[1], device=lm.device)
     before = context.pages.grow(counts)
     return lm._forward(context.pages, before, None, tokens, counts, keep)
 
@@ -68,9 +74,9 @@ def changed(lm):
 )
 def test_every_norm_adds_what_the_layer_before_it_left(triton, monkeypatch, kind, options):
     lm = fused(kind, **options)
-    plain = load(tiny_model(kind, **options), word_tokenizer())
+    plain = loaded(kind, **options)
     if kind == "qwen2":  # heads with biases exist, though transformers makes none
-        bias = torch.nn.Parameter(torch.randn(lm.model.lm_head.out_features))
+        bias = torch.nn.Parameter(torch.randn(lm.model.lm_head.out_features, device=DEVICE))
         lm.unfuse("")
         lm.model.lm_head.bias = plain.model.lm_head.bias = bias
         lm.fuse()
@@ -106,11 +112,11 @@ def test_a_forward_that_breaks_off_leaves_nothing(triton, monkeypatch):
 
 def test_a_last_norm_of_another_kind_is_left_alone(triton):
     lm = fused("llama")
-    plain = load(tiny_model("llama"), word_tokenizer())
+    plain = loaded("llama")
     lm.unfuse("")
     for one in (lm, plain):
         torch.manual_seed(0)
-        one.model.base_model.norm = torch.nn.LayerNorm(32)
+        one.model.base_model.norm = torch.nn.LayerNorm(32, device=DEVICE)
     lm.fuse()
     assert isinstance(lm.fusion, Rope)
     assert "model.norm" not in changed(lm)
@@ -123,7 +129,7 @@ def test_unfusing_leaves_no_trace():
     assert changed(lm) == ends | {f"model.layers.{i}" for i in range(3)}
     lm.unfuse("")
     assert changed(lm) == set()
-    assert torch.equal(read(lm), read(load(tiny_model("llama"), word_tokenizer())))
+    assert torch.equal(read(lm), read(loaded("llama")))
 
 
 @pytest.mark.parametrize(
@@ -161,12 +167,12 @@ def test_no_weight_is_held_twice():
 
 def test_a_rounded_copy_of_a_fused_model_is_rounded():
     lm = fused("llama")
-    plain = load(tiny_model("llama"), word_tokenizer())
+    plain = loaded("llama")
 
     def logits(lm):
         context = lm.open(1, 1, 3, 4)
         lm.prefill(context, [0], [[1, 2, 3]])
-        return lm.extend(context, torch.tensor([[4, 5]]), torch.tensor([2]))
+        return lm.extend(context, torch.tensor([[4, 5]], device=DEVICE), torch.tensor([2], device=DEVICE))
 
     before = logits(lm)
     rounded = quantized(lm, 3)

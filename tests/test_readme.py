@@ -68,6 +68,7 @@ def test_figures_of_rounds_are_those_measured():
     for text, _ in found:
         assert text in README
     text = " ".join(README.split())
+    assert f"a large copy, {measured['copy_bandwidth'] / 1e12:.2f} TB/s in the same run" in text
     plain = found[-1][1]["tokens_per_second"]
     way = {row["what"].removeprefix("generate, "): row for row in measured["rows"] if row["what"].startswith("generate, ")}
     eager, assisted, compiled = (way[name]["tokens_per_second"] for name in ("eager", "assisted", "static cache, compiled"))
