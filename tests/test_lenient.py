@@ -125,14 +125,14 @@ def test_any_length_penalty_is_legal(monkeypatch, penalty):
 
 
 def test_infinite_leniency_is_what_it_was():
-    """Drawn before there was a leniency."""
+    """Drawn before there was a leniency. Evidences agree as far as sums in float32 do on another processor."""
     options = {"draft": SMALL, "block": 2, "particles": 6, "max_tokens": T, "seed": 12, "leniency": math.inf, "chains": 1}
     power = sg.sample(LM**2, "ca", **options)
     assert [s.token_ids for s in power.particles] == [[3], [0, 3], [3], [0, 3], [1, 1, 3], [0, 3]]
-    assert math.isclose(power.log_evidence, -2.525131023650049, rel_tol=1e-12)
+    assert math.isclose(power.log_evidence, -2.525131023650049, rel_tol=1e-7)
     regex = sg.sample(LM * sg.regex(PATTERN), "ca", **options)
     assert [s.token_ids for s in regex.particles] == [[3], [0, 3], [3], [1, 1, 3], [0, 3], [2, 3]]
-    assert math.isclose(regex.log_evidence, -0.6863045996606474, rel_tol=1e-12)
+    assert math.isclose(regex.log_evidence, -0.6863045996606474, rel_tol=1e-7)
 
 
 def test_the_bound_falls_with_the_leniency():

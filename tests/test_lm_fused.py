@@ -17,8 +17,11 @@ FUSED = ["llama", "llama-rope-llama3", "llama-rope-yarn", "qwen2", "qwen2-window
 
 
 def loaded(kind: str, **options):
-    """As transformers has it, where the Triton kernels run: on a GPU, or on the CPU by the interpreter."""
-    return load(tiny_model(kind, **options).to(DEVICE), word_tokenizer())
+    """Layers as transformers has them, where the Triton kernels run: on a GPU, or on the CPU by the interpreter."""
+    lm = load(tiny_model(kind, **options).to(DEVICE), word_tokenizer())
+    if isinstance(lm.fusion, Rope):  # on a GPU loading fuses them
+        lm.unfuse("")
+    return lm
 
 
 def fused(kind: str, **options):

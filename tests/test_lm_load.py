@@ -52,13 +52,13 @@ def refused(error, words, *arguments, **options):
 
 class TestFolders:
     def test_a_folder_needs_no_network(self, folder, no_network):
-        lm = load(folder)
+        lm = load(folder, device="cpu")
         assert lm.name == "small"
         assert len(lm.vocabulary) == len(AutoTokenizer.from_pretrained(folder))
         assert logits_of(lm).shape == (len(lm.vocabulary),)
         assert logits_of(lm).dtype == torch.float32
-        assert torch.equal(logits_of(load(str(folder))), logits_of(lm))
-        assert logits_of(load(folder, dtype="bfloat16")).dtype == torch.bfloat16
+        assert torch.equal(logits_of(load(str(folder), device="cpu")), logits_of(lm))
+        assert logits_of(load(folder, device="cpu", dtype="bfloat16")).dtype == torch.bfloat16
 
     def test_a_tokenizer_from_elsewhere(self, folder, tmp_path):
         (folder / "tokenizer.json").unlink()
@@ -76,10 +76,10 @@ class TestFolders:
         assert load(folder).vocabulary.end_ids == (5, 7, 11, tokenizer.eos_token_id)
 
     def test_generation_defaults_are_named_and_not_applied(self, folder):
-        plain = logits_of(load(folder))
+        plain = logits_of(load(folder, device="cpu"))
         assert load(folder).ignored == {}
         GenerationConfig(do_sample=True, temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.0).save_pretrained(folder)
-        lm = load(folder)
+        lm = load(folder, device="cpu")
         assert lm.ignored == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
         assert torch.equal(logits_of(lm), plain)
 
