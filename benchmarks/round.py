@@ -4,11 +4,15 @@
     python -m benchmarks.round --tiny        tiny shapes, also without a GPU, to see that everything runs
 
 Around N = 8 particles, K = 8 drafted tokens, a prompt of 256 tokens and one group, one number is varied at a time. "roofline"
-is the time that the weights read in a round take at the bandwidth of a large copy, measured in the same run. Rows that are in
-the file already, from the same machine and versions, are kept, so that a run that was cut off goes on. Tokens per second count
-the tokens of one particle, as a user gets them. Rows under conditions have the same round without one beside them
-(`unconstrained_milliseconds`, `of_unconstrained`: the ratio of tokens per second), and what the host did in potentials for each
-round (`host_milliseconds`).
+(`fraction_of_copy`) is the time that the weights read in a round take at the bandwidth of a large copy, measured in the same
+run, over the time of the round. Rows that are in the file already, from the same machine and versions, are kept, so that a run
+that was cut off goes on. Tokens per second count the tokens of one particle, as a user gets them. Rows under conditions have
+the same round without one beside them (`unconstrained_milliseconds`, `of_unconstrained`: the ratio of tokens per second), and
+what the host did in potentials for each round (`host_milliseconds`).
+
+Rounds of one group and the usual prompt have `times_plain`, its tokens per second over those of plain decoding, and where K
+alone is varied, `formula`: (K + 1) / (rho K + 1), what that would be if drafting and reading a token together cost rho plain
+forwards and nothing else were to pay. rho is measured as the growth of a round from the smallest K to the largest.
 """
 
 from __future__ import annotations
@@ -220,7 +224,6 @@ class Bench:
             "tokens_a_round": gained,
             "tokens_per_second": groups * gained / seconds,
             "bytes": read,
-            "roofline": read / self.bandwidth / seconds,
             "cuda_graph": post.info["cuda_graph"],
             "graphs_a_round": post.info["graphs_a_round"],
             "host_milliseconds": post.info["potential_seconds"] / post.info["rounds"] * 1e3,
@@ -316,11 +319,30 @@ def main() -> None:
             row = what | {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         row["fraction_of_copy"] = row["bytes"] / bench.bandwidth / (row["milliseconds"] / 1e3) if "bytes" in row else None
         kept.append(row)
+        compare(kept)
         print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n")
     table(kept)
+
+
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Adds `times_plain` and `formula` to rounds, once the rows that they need are there."""
+    plain = next((row for row in rows if row["what"] == "plain decoding, one row" and row["prompt"] == BASE["prompt"]), None)
+    if plain is None or "failed" in plain:
+        return
+    alike = {key: BASE[key] for key in ("prompt", "groups")}
+    rounds = [row for row in rows if row["what"] == "round" and "failed" not in row and row | alike == row]
+    for row in rounds:
+        row["times_plain"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    of_as_many = (row for row in rounds if row["particles"] == BASE["particles"])
+    by_block = sorted(of_as_many, key=lambda row: row["block"])
+    if len(by_block) > 1:
+        first, last = by_block[0], by_block[-1]
+        rho = (last["milliseconds"] - first["milliseconds"]) / (last["block"] - first["block"]) / plain["milliseconds"]
+        for row in by_block:
+            row["formula"] = (row["block"] + 1) / (rho * row["block"] + 1)
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -332,6 +354,8 @@ def table(rows: list[dict[str, Any]]) -> None:
             )
             speed = f"{row['milliseconds']:9.2f}{row['tokens_per_second']:10.1f}{row['fraction_of_copy']:10.2f}"
             beside = f"  {row['of_unconstrained']:.3f} of the unconstrained" if "of_unconstrained" in row else ""
+            beside += f"  {row['times_plain']:.2f} times plain" if "times_plain" in row else ""
+            beside += f", {row['formula']:.2f} by the formula" if "formula" in row else ""
             print(f"{row['what']:34}{numbers}{speed}{beside}")
 
 

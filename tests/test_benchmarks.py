@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import exact, frontier, tasks
+from benchmarks import exact, frontier, round, tasks
 
 QUESTIONS = Path(tasks.ROOT) / "reasoning_gym.jsonl"
 
@@ -64,3 +64,19 @@ def test_laws_of_a_set_acceptance():
     for law in (p, q):
         assert float(law.sum()) == pytest.approx(1)
     assert float(torch.minimum(p, q).sum()) == pytest.approx(0.75)
+
+
+def test_rounds_beside_plain_decoding():
+    """Rounds that cost what the formula says, 3 ms a token and one plain forward of 10, agree with it."""
+    plain = round.BASE | {"what": "plain decoding, one row", "particles": 1, "milliseconds": 10, "tokens_per_second": 100}
+    rows = [round.BASE | {"what": "round", "block": block, "milliseconds": 10 + 3 * block} for block in (8, 16, 4)]
+    for row in rows:
+        row["tokens_per_second"] = 1000 * (row["block"] + 1) / row["milliseconds"]
+    others = [rows[0] | {"groups": 4}, rows[0] | {"particles": 16}, rows[0] | {"failed": "out of memory"}]
+    round.compare(rows)
+    assert not any("times_plain" in row for row in rows)
+    round.compare([*rows, *others, plain])
+    assert all(row["formula"] == pytest.approx(row["times_plain"]) for row in rows)
+    assert rows[0]["formula"] == pytest.approx(9 / 3.4)
+    assert ["times_plain" in row for row in others] == [False, True, False]
+    assert not any("formula" in row for row in others)
