@@ -70,7 +70,14 @@ FORETOLD = {
     (4, 1, 4): 2.54, (4, 1, 8): 2.87, (4, 8, 4): 3.30, (4, 8, 8): 3.79,
     (5, 1, 4): 3.42, (5, 1, 8): 4.49, (5, 8, 4): 4.10, (5, 8, 8): 5.60,
 }  # fmt: skip
-COLOURS = {4: "#b5472f", 5: "#c9962b", 8: "#2f6db5"}
+# The picture: K -> colour (told apart by colour-blind readers), leniency -> mark and name.
+COLOURS = {2: "#009E73", 4: "#0072B2", 8: "#D55E00"}
+MARKS: dict[float | None, tuple[str, str]] = {
+    1.5: ("v", "particles, s = 1.5"),
+    2.0: ("o", "particles, s = 2"),
+    3.0: ("^", "particles, s = 3"),
+    None: ("*", "particles, s infinite"),
+}
 
 
 def measure(
@@ -147,42 +154,64 @@ def reproduction(model: str, rows: list[dict]) -> None:
 
 
 def picture(data: dict, path: Path) -> None:
-    """Tokens per pass against the bound, one colour for each draft."""
-    import matplotlib.pyplot as plt
+    """Tokens per pass against the bound: a panel for each draft, a colour for each K, a mark for each leniency.
 
-    figure, axes = plt.subplots(figsize=(8.8, 4.4), constrained_layout=True)
-    for bits, colour in COLOURS.items():
+    The scale is linear from 0 to 0.1 and logarithmic above, and linear throughout where no bound exceeds 1 nat.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    figure, panels = plt.subplots(1, len(BITS), figsize=(9.6, 4.8), layout="constrained", sharex=True)
+    for bits, axes in zip(BITS, panels, strict=True):
         rows = [row for row in data["rows"] if row["bits"] == bits]
-        if not rows:
-            continue
-        ones = [row for row in rows if row["particles"] == row["chains"] == 1 and row["block"] == 4]
-        share = f", acceptance {ones[0]['acceptance']:.2f}" if ones else ""
         for row in rows:
             exact = row["particles"] == 1 and row["leniency"] == 1
-            marker = "s" if exact else {1.5: "v", 2.0: "o", 3.0: "^", None: "*"}[row["leniency"]]
-            x, dx = row["tokens_per_pass"]
-            y, dy = row["bound"]
-            axes.errorbar(x, y, dy or None, dx, fmt=marker, color=colour, ms=5 + row["block"] / 2, lw=0.7, alpha=0.85)
-            name = f"M={row['chains']}" if exact else f"N={row['particles']}"
-            below = exact and row["chains"] > 1
-            axes.annotate(name, (x, y), (-6, -14 if below else 8), textcoords="offset points", fontsize=6, color=colour)
-        axes.plot([], [], "o", color=colour, label=f"weights in {bits} bits{share}")
-    names = {1.5: ("v", "s = 1.5"), 2.0: ("o", "s = 2"), 3.0: ("^", "s = 3"), None: ("*", "s infinite (SMC-SD)")}
-    shown = {row["leniency"] for row in data["rows"]}
-    for marker, name in [("s", "exact"), *(names[s] for s in names if s in shown)]:
-        axes.plot([], [], marker, color="0.4", ls="", label=name)
-    axes.set_yscale("symlog", linthresh=0.1)
-    axes.set_ylim(-0.15, 2 * max(row["bound"][0] for row in data["rows"]))
-    axes.set_xlabel("tokens per forward of the target (large marks: K = 8, small: K = 4 or 2)")
-    axes.set_ylabel(f"bound on the divergence of a text of {data['tokens']} tokens, nats")
-    axes.axvline(1, color="0.6", ls="--", lw=1)
-    axes.text(
-        1.05, 0.98, "plain decoding", transform=axes.get_xaxis_transform(), rotation=90, fontsize=7, color="0.4", va="top"
-    )
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    axes.grid(alpha=0.2)
+            fill = "white" if row["chains"] > 1 else None
+            (x, dx), (y, dy) = row["tokens_per_pass"], row["bound"]
+            axes.errorbar(x, y, dy or None, dx, fmt="s" if exact else MARKS[row["leniency"]][0], color=COLOURS[row["block"]],
+                          mfc=fill, ms=9 if row["leniency"] is None else 7, lw=1, zorder=3)  # fmt: skip
+        join_particles(axes, rows)
+        ones = [row for row in rows if row["particles"] == row["chains"] == 1 and row["block"] == 4]
+        share = f"\n{ones[0]['acceptance']:.2f} of its tokens accepted" if ones else ""
+        axes.set_title(f"draft: weights in {bits} bits{share}", fontsize=11)
+        highest = max((row["bound"][0] + row["bound"][1] for row in rows), default=1.0)
+        if highest > 1:
+            axes.set_yscale("symlog", linthresh=0.1, linscale=0.6)
+            axes.set_yticks([0, 0.1, 1, 10], ["0", "0.1", "1", "10"])
+            axes.set_ylim(-0.04, 1.8 * max(row["bound"][0] for row in data["rows"]))
+        else:
+            axes.set_ylim(-0.06, max(0.1, 1.3 * highest))
+            axes.text(0.96, 0.97, "linear scale", transform=axes.transAxes, fontsize=9, color="0.35", ha="right", va="top")
+        axes.set_xlim(0.5, 8.7)
+        axes.set_xticks(range(1, 9))
+        axes.axvline(1, color="0.6", ls="--", lw=1, zorder=1)
+        axes.grid(alpha=0.25)
+    panels[0].text(1.1, 0.97, "plain decoding", transform=panels[0].get_xaxis_transform(), rotation=90, fontsize=9,
+                   color="0.35", va="top")  # fmt: skip
+    panels[0].set_ylabel(f"bound on the divergence of a text\nof {data['tokens']} tokens, nats")
+    panels[len(BITS) // 2].set_xlabel("tokens per forward of the target")
+    known = {row["leniency"] for row in data["rows"]}
+    ink: dict[str, Any] = {"color": "0.35", "ls": "", "ms": 7}
+    handles = [Line2D([], [], color=colour, lw=5, label=f"K = {k}") for k, colour in COLOURS.items()]
+    handles += [Line2D([], [], marker="s", label="exact, one chain", **ink)]
+    handles += [Line2D([], [], marker="s", mfc="white", label="exact, M = 8 chains", **ink)]
+    handles += [Line2D([], [], ls="", label="a number: N, where it is not 8")]
+    handles += [Line2D([], [], marker=mark, label=name, **ink) for s, (mark, name) in MARKS.items() if s in known]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9.5, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=170)
+
+
+def join_particles(axes: Any, rows: list[dict]) -> None:
+    """Joins settings that differ in N alone, and says N where it is not 8."""
+    for s, side in ((2.0, -1), (None, 1)):
+        line = sorted((row for row in rows if row["block"] == 4 and row["leniency"] == s), key=lambda row: row["particles"])
+        points = [(row["tokens_per_pass"][0], row["bound"][0]) for row in line]
+        axes.plot([x for x, _ in points], [y for _, y in points], color=COLOURS[4], lw=1, alpha=0.5, zorder=2)
+        for row, point in zip(line, points, strict=True):
+            if row["particles"] != 8:
+                axes.annotate(str(row["particles"]), point, (7 * side, 0), textcoords="offset points", fontsize=9,
+                              color="0.2", ha="left" if side > 0 else "right", va="center")  # fmt: skip
 
 
 def main() -> None:
