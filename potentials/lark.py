@@ -75,7 +75,7 @@ def lark(
     except RecursionError:
         raise UsageError(f"{name}: its rules are nested too deeply") from None
     except Exception as error:  # lark reports faulty grammars by many kinds of exception
-        reason = _first_lines(error)
+        reason = _in_a_line(error)
         if "undefined rule: NonTerminal" in reason:
             reason = f"there is no rule {start or 'start'!r} to begin with: name another by start="
         raise UsageError(f"{name}: {reason}") from None
@@ -236,5 +236,8 @@ def _alternatives(node: Any) -> float:
     return math.prod(counts) + (node.data == "maybe")
 
 
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def _in_a_line(error: Exception) -> str:
+    """What lark says and the line of the grammar that it shows, without the mark that it puts below a place in it."""
+    said, _, place = str(error).partition("\n\n")
+    said, line = " ".join(said.split()).rstrip(": "), place.partition("\n")[0].strip()
+    return (f"{said}: {line}" if line else said)[:300] or type(error).__name__

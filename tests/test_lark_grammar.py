@@ -196,6 +196,7 @@ def test_sources_of_a_grammar(tmp_path):
         ("start: a", "'a'|a used but not defined"),
         ("start: A\nA: /a*/", "zero-width"),
         ("start:: A", "Unexpected|unexpected"),
+        ('start: "a" b\n  | "c" (\nb: "x"', r'line 2 column 10: \| "c" \($'),
         ("start: _I\n%declare _I", "%declare leaves _I"),
         ("go: A\nA: /a/", "start"),
         ("nowhere.lark", "cannot read"),
