@@ -151,7 +151,7 @@ def _load(given: Any) -> tuple[dict, str]:
     name = "json_schema(<schema>)"
     if isinstance(given, str | os.PathLike):
         text = os.fspath(given)
-        if not isinstance(given, str) or text.lstrip()[:1] not in "{tf":
+        if not isinstance(given, str) or not (text.lstrip().startswith("{") or text.strip() in ("true", "false")):
             name = f"json_schema({Path(text).name!r})"
             try:
                 text = Path(text).read_text(encoding="utf-8-sig")

@@ -37,6 +37,13 @@ def finished(constraint, text):
     return value + float(bound.finish(state, torch.tensor([0]), [text], [END])[0])
 
 
+@pytest.mark.parametrize("name", ["true.json", "false.json", "form.json", "types"])
+def test_a_path_may_begin_like_a_value(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text('{"type": "null"}')
+    assert json_schema(name).accepts("null")
+
+
 def test_sources(tmp_path):
     class Person(pydantic.BaseModel):
         name: str
@@ -52,7 +59,8 @@ def test_sources(tmp_path):
         assert not constraint.accepts('{"name": 3}')
         assert constraint.verdict == "exact"
     assert names == ["json_schema('person')"] * 2 + ["json_schema('person.json')"] * 2 + ["json_schema(Person)"]
-    assert json_schema(True).accepts("[1]")
+    for anything in (True, "true", " true\n"):
+        assert json_schema(anything).accepts("[1]")
 
 
 def test_laws_hold():
