@@ -62,8 +62,9 @@ def _from_json(line: str, where: str) -> Any:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (json.JSONDecodeError, RecursionError, KeyError, TypeError):
-        kind, found = None, ""
-    if kind is None or not isinstance(found, str if kind == "prompt" else list) or isinstance(found[0], int):
+        kind, found = "prompt", None
+    messages = isinstance(found, list) and isinstance(found[0], dict)  # not token ids
+    if not (messages if kind == "messages" else isinstance(found, str)):
         raise UsageError(f'{where}: give {{"prompt": "text"}} or {{"messages": [{{"role": ..., "content": ...}}]}}')
     return found
 

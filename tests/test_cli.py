@@ -111,6 +111,8 @@ def test_files_of_prompts(run, model, tmp_path):
     assert read_prompts(None, tmp_path / "p.JSONL") == ["ab", "a\u2028b"]
     (tmp_path / "p.txt").write_bytes("\ufeffab\r\nc\n".encode())
     assert read_prompts(None, tmp_path / "p.txt") == ["ab", "c"]
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
+    assert read_prompts(None, tmp_path / "empty.jsonl") == [""]  # refused by the run, which says what to write instead
     messages = [{"role": "user", "content": "a"}]
     (tmp_path / "m.jsonl").write_text(json.dumps({"messages": messages}))
     assert read_prompts(None, tmp_path / "m.jsonl") == [messages]
@@ -333,6 +335,7 @@ def test_check(run, model, tmp_path):
         (["-d", "int9"], 2, "int8, int6"),
         (["--potential", "exits.py:f"], 2, "SystemExit"),
         (["--prompt-file", "types.jsonl"], 2, "line 2"),
+        (["--prompt-file", "empty.jsonl"], 2, "empty prompt"),
         (["--prompt-file", "binary.txt"], 2, "cannot be read"),
         (["--resampling", "best"], 2, "multinomial"),
         (["--resampling", "best", "--mode", "exact"], 2, "multinomial"),
@@ -349,6 +352,7 @@ def test_check(run, model, tmp_path):
 def test_bad_input_is_one_line_and_an_exit_code(run, model, tmp_path, arguments, code, message):
     (tmp_path / "bad.py").write_text("def nan(text): return float('nan')\ndef broken(text): return text.nothing\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(7)\n")
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
     (tmp_path / "types.jsonl").write_text('{"prompt": "ab"}\n{"prompt": 5}\n')
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\xfa")
     own = [] if "-m" in arguments else ["-m", model]
