@@ -57,9 +57,11 @@ def reward(
         model = RewardModel(model)
     if not callable(model):
         raise UsageError(f"reward: {model!r} is no reward: give a model's name, a RewardModel or a function of a list of texts")
-    if isinstance(at, str) and at not in ("end", "block", "line"):
-        raise UsageError(f"reward: at={at!r}: give 'end', 'block', 'line' or a pattern, re.compile({at!r})")
-    if isinstance(early, int | float) and not 0 < early <= 1:
+    if not isinstance(at, re.Pattern) and at not in ("end", "block", "line"):
+        compiled = f", re.compile({at!r})" if isinstance(at, str) else ""
+        raise UsageError(f"reward: at={at!r}: give 'end', 'block', 'line' or a pattern{compiled}")
+    number = isinstance(early, int | float) and not isinstance(early, bool)
+    if not isinstance(early, Ramp) and not (number and 0 < early <= 1):
         raise UsageError(f"reward: early={early!r}: give a number in (0, 1] or a Ramp")
     if at == "end" and early != 1.0:
         raise UsageError("reward: early has no effect at='end': no prefix is judged; give at='block', 'line' or a pattern")
@@ -181,7 +183,7 @@ class RewardPotential(Potential):
         prompts = [state.prompts[rows[i] // state.particles] for i in some]
         values[some] = self._scores(prompts, [parts[place[i]] or "" for i in some])
         depth = torch.from_numpy(history.depth[nodes])
-        early = self.early.scale(depth).numpy() if isinstance(self.early, Ramp) else self.early
+        early = self.early.line(depth).numpy() if isinstance(self.early, Ramp) else self.early
         return self.beta * early * values
 
     def _part(self, data: bytes) -> str | None:

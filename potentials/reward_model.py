@@ -65,24 +65,31 @@ class RewardModel:
     ):
         if combine not in ("sum", "min", "last"):
             raise UsageError(f"RewardModel: combine={combine!r}: give 'sum', 'min' or 'last'")
-        if rows < 1 or not separator:
-            raise UsageError("RewardModel: give rows >= 1 and a separator that is not empty")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or not separator:
+            raise UsageError("RewardModel: give an integer rows >= 1 and a separator that is not empty")
+        try:
+            self.step = re.compile(step)
+        except re.error as error:
+            raise UsageError(f"RewardModel: step={step!r} is no regular expression: {error}") from None
         if not isinstance(model, str) and tokenizer is None:
             raise UsageError("RewardModel: a model in memory needs its tokenizer, RewardModel(model, tokenizer)")
         self.name = model if isinstance(model, str) else type(model).__name__
         self.source, self.tokenizer = model, tokenizer
         self.label, self.tokens, self.separator, self.combine = label, tokens, separator, combine
-        self.step, self.chat, self.rows = re.compile(step), chat, rows
+        self.chat, self.rows = chat, rows
         self.device, self.dtype = device, dtype
         self.model: Any = None
         self.kind = ""
         self.columns: list[int] = []  # of the logits: the label that counts, or the good and the bad token
 
     def load(self, device: torch.device) -> None:
-        """Reads the model, if it has not been read. Raises ModelError for one that cannot judge, with the remedy."""
+        """Reads the model, if it has not been read. Raises ModelError for one that cannot judge, UsageError for a device or a
+        dtype that cannot be used, with the remedy."""
         if self.model is not None:
             return
-        where = torch.device(self.device) if self.device else device
+        from smcgen.lm.load import as_device  # imports transformers
+
+        where = as_device(self.device) if self.device else device
         if isinstance(self.source, str):
             model = self._read(where)
         else:
@@ -120,14 +127,14 @@ class RewardModel:
         import transformers
 
         from smcgen.lm.hub import local_files_only
-        from smcgen.lm.load import quiet
+        from smcgen.lm.load import as_dtype, quiet
 
         auto = {
             "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
             "ForTokenClassification": transformers.AutoModelForTokenClassification,
             "ForCausalLM": transformers.AutoModelForCausalLM,
         }
-        dtype = self.dtype or ("float32" if where.type == "cpu" else "bfloat16")
+        dtype = as_dtype(self.dtype) or (torch.float32 if where.type == "cpu" else torch.bfloat16)
         source = str(Path(self.source).expanduser())
         try:
             options: dict[str, Any] = {"local_files_only": local_files_only(source)}
@@ -143,9 +150,7 @@ class RewardModel:
                         f"{self.name} has no head that judges (its architecture is {names[0]}): name a sequence or token "
                         "classification model, or give tokens=(good, bad) for a language model that judges by a token"
                     )
-                model, report = auto[kind].from_pretrained(
-                    source, dtype=getattr(torch, dtype), output_loading_info=True, **options
-                )
+                model, report = auto[kind].from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
                 if self.tokenizer is None:
                     self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
         except (OSError, ValueError, KeyError, AttributeError) as error:

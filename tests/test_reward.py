@@ -93,6 +93,15 @@ def test_mutant_is_seen(monkeypatch, mutant):
     assert worst_z(target, truth, OPTIONS) > 6
 
 
+@pytest.mark.parametrize("of", ["models", "potentials", "all"])
+def test_a_ramp_weakens_judgements_of_prefixes_whatever_it_is_of(of):
+    vocabulary = sg.LM(BASE).load().vocabulary
+    declared = reward(lambda texts: [1.0] * len(texts), at="block", early=sg.Ramp(0.2, 4, of))
+    bound = declared.bind(vocabulary, (), torch.device("cpu"))
+    token = next(i for i, data in enumerate(vocabulary.tokens) if data)
+    assert read(bound, bound.start([Prompt((), "")], 1), [[token]]).item() == pytest.approx(0.2 + 0.8 / 4)
+
+
 @pytest.mark.parametrize("options", [{}, {"at": "block"}, {"at": PATTERN}, {"at": "block", "early": sg.Ramp(0.2, 3)}])
 def test_laws_hold(options):
     check(reward(likes_b, 2.0, **options), VOCABULARY, ["ab", "aé", "", "aab"])
@@ -135,7 +144,10 @@ def test_lines_are_judged_when_they_are_complete():
         ({"beta": math.inf}, "beta=inf"),
         ({"beta": 0}, "beta=0"),
         ({"at": "lines"}, r"re\.compile\('lines'\)"),
+        ({"at": None}, "at=None"),
         ({"early": 0.5}, "early has no effect"),
+        ({"at": "block", "early": "0.5"}, "early='0.5'"),
+        ({"at": "block", "early": True}, "early=True"),
         ({"at": "block", "early": 0.0}, "early=0.0"),
         ({"timeout": -1}, "timeout=-1"),
     ],
@@ -287,6 +299,14 @@ def test_models_that_cannot_judge(tmp_path):
         loaded(str(tmp_path / "base"))
     with pytest.raises(sg.ModelError, match="cannot be read"):
         loaded(str(tmp_path / "nothing"))
+    with pytest.raises(sg.UsageError, match="dtype float33 is not supported"):
+        loaded(str(tmp_path / "base"), dtype="float33")
+    with pytest.raises(sg.UsageError, match="there is no device 'gpu'"):
+        loaded(str(tmp_path / "base"), device="gpu")
+    with pytest.raises(sg.UsageError, match="rows >= 1"):
+        loaded(tiny(), TOKENIZER, rows="3")
+    with pytest.raises(sg.UsageError, match="no regular expression"):
+        loaded(tiny(), TOKENIZER, step="(")
     with pytest.raises(sg.ModelError, match="no chat template"):
         loaded(tiny(), byte_level(template=None), chat=True)
     with pytest.raises(sg.ModelError, match=r"writes '<\|im_start\|>', which is no token"):

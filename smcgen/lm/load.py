@@ -98,8 +98,8 @@ def load(
             f"a model is a hub id, a folder, a .gguf file, a transformers model or a LanguageModel, not {type(spec).__name__}"
         )
     name = os.fspath(spec)
-    where = _device(device)
-    kind = _dtype(dtype) or (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    where = as_device(device)
+    kind = as_dtype(dtype) or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     with quiet():
         if name.lower().endswith(".gguf"):
             if not Path(name).expanduser().is_file():
@@ -125,8 +125,8 @@ def _from_memory(
     name = Path(model.config.name_or_path or type(model).__name__).name
     if tokenizer is None:
         raise UsageError(f"{name} is a model in memory: give its tokenizer too, LM(model, tokenizer)")
-    where = model.device if device is None else _device(device)
-    kind = _dtype(dtype) or model.dtype
+    where = model.device if device is None else as_device(device)
+    kind = as_dtype(dtype) or model.dtype
     try:
         if where == model.device and kind == model.dtype:
             shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
@@ -268,7 +268,8 @@ def _tokenizer(name: str, tokenizer: Any) -> Any:
         ) from error
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def as_device(device: str | torch.device | None) -> torch.device:
+    """The device that is named; None is a GPU if there is one. Raises UsageError for one that cannot be used."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -284,7 +285,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return device
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype that is named. Raises UsageError for one that models cannot have."""
     if dtype is None:
         return None
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)

@@ -43,11 +43,12 @@ class Ramp:
     def scale(self, round: torch.Tensor) -> torch.Tensor:
         """Of the language models' exponents: int64 [groups] -> float64 [groups]. It depends on the round alone, which keeps
         the evidence unbiased."""
-        return torch.ones_like(round, dtype=torch.float64) if self.of == "potentials" else self._line(round)
+        return torch.ones_like(round, dtype=torch.float64) if self.of == "potentials" else self.line(round)
 
     def soft_scale(self, round: torch.Tensor) -> torch.Tensor:
         """Of the soft potentials' exponents, as `scale`."""
-        return torch.ones_like(round, dtype=torch.float64) if self.of == "models" else self._line(round)
+        return torch.ones_like(round, dtype=torch.float64) if self.of == "models" else self.line(round)
 
-    def _line(self, round: torch.Tensor) -> torch.Tensor:
+    def line(self, round: torch.Tensor) -> torch.Tensor:
+        """The straight line itself, whatever `of` says: int64 [n] -> float64 [n]."""
         return self.first + (1 - self.first) * (round.double() / self.rounds).clamp(max=1)
