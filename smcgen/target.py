@@ -50,6 +50,8 @@ class Factor:
                 f"exponent {exponent}: give a finite number other than 0, up to {EXTREME:g} (to drop a factor, leave it out)"
             )
         for factor, _ in self.factors():
+            if factor.hard and exponent < 0:
+                raise UsageError(f"{factor!r} may be 0 and nothing can be divided by it: multiply by the opposite condition")
             if factor.hard:
                 raise UsageError(
                     f"{factor!r} is a hard constraint (values 0 and 1), a power does not change it: "

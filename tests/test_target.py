@@ -55,6 +55,7 @@ def test_values_do_not_change():
         (lambda: (lm * sg.regex("a")) ** 2, "write the power on the other factors"),
         (lambda: short**-1, "returns -log phi"),
         (lambda: lm / short, "returns -log phi"),
+        (lambda: lm / sg.regex("a"), "opposite condition"),
         (lambda: lm**0, "leave it out"),
         (lambda: lm ** float("nan"), "finite"),
         (lambda: lm ** float("inf"), "finite"),
