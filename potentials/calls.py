@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from smcgen.errors import PotentialError
+from smcgen.errors import PotentialError, first_line
 
 REMEMBERED = 1 << 17  # values of distinct texts kept per function
 GRACE = 1.0  # seconds more, after which a loop that does not even notice a time limit is given up
@@ -144,7 +144,7 @@ class Caller:
             raise self._failed(error, texts) from error
 
     def _failed(self, error: Exception, texts: list[str]) -> PotentialError:
-        reason = str(error).splitlines()[0] if str(error) else "no message"
+        reason = first_line(error, "no message")
         return PotentialError(
             f"{self._where(texts)} raised {type(error).__name__} ({reason}): make it return a number for every text"
         )

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from smcgen.errors import ModelError, PotentialError, UsageError
+from smcgen.errors import ModelError, PotentialError, UsageError, first_line
 from smcgen.potentials.base import Prompt
 from smcgen.potentials.calls import shortened
 
@@ -154,8 +154,9 @@ class RewardModel:
                 if self.tokenizer is None:
                     self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(f"reward model {self.name} cannot be read ({reason}): check its name or path") from error
+            raise ModelError(
+                f"reward model {self.name} cannot be read ({first_line(error)}): check its name or path"
+            ) from error
         if missing := sorted(report["missing_keys"]):
             raise ModelError(
                 f"reward model {self.name} lacks weights ({', '.join(missing[:3])}): its head was never trained, name another"
@@ -202,8 +203,10 @@ class RewardModel:
         try:
             return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
         except Exception as error:  # whatever the template, a program that ships with the model, raises
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(f"the chat template of reward model {self.name} refuses this prompt ({reason})") from error
+            raise ModelError(
+                f"the chat template of reward model {self.name} refuses this prompt ({first_line(error)}): give RewardModel a "
+                "tokenizer whose template takes it, or chat=False"
+            ) from error
 
     def _encode(self, prompt: Prompt, text: str) -> tuple[list[int], list[int]]:
         """The tokens to read and where the judgements are (none for a sequence classifier)."""

@@ -1,5 +1,7 @@
 """Errors that users meet. Each message is one line and names the remedy; `exit_code` is what the command returns."""
 
+from __future__ import annotations
+
 
 class SmcgenError(Exception):
     """Base of every error that smcgen raises on purpose."""
@@ -45,3 +47,10 @@ class NoSurvivors(SmcgenError):
     def __init__(self, message: str, round: int, cause: str, prefix: str):
         super().__init__(message)
         self.round, self.cause, self.prefix = round, cause, prefix
+
+
+def first_line(error: BaseException, empty: str | None = None) -> str:
+    """What another library's error says, as a part of a message of ours: its first line that holds something, without the
+    full stop; `empty`, or the error's type, if there is none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".:;") if lines else empty or type(error).__name__

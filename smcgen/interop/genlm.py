@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smcgen.errors import PotentialError, UsageError
+from smcgen.errors import PotentialError, UsageError, first_line
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import END, Potential, Prompt
 from smcgen.potentials.calls import Late, shortened, wait
@@ -121,8 +121,7 @@ class GenlmPotential(FunctionPotential):
             except Late:
                 raise PotentialError(f"{where} did not return within {self.timeout:g} s, which stops the run") from None
             except Exception as error:
-                reason = str(error).splitlines()[0] if str(error) else "no message"
-                raise PotentialError(f"{where} raised {type(error).__name__} ({reason})") from error
+                raise PotentialError(f"{where} raised {type(error).__name__} ({first_line(error, 'no message')})") from error
             for i, value in zip(readable, found, strict=True):
                 values[i] = self.whole.checked(float(value), texts[i])
         return values

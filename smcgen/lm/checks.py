@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smcgen.errors import ModelError
+from smcgen.errors import ModelError, first_line
 from smcgen.lm.attention import NAME, Probe
 from smcgen.lm.pages import CacheShape
 
@@ -48,8 +48,7 @@ def check_calls(model: Any, name: str) -> tuple[CacheShape, Probe]:
     try:
         model(input_ids=tokens, position_ids=positions, use_cache=False, reading=probe)
     except Exception as error:  # its own code, called in a way that it was not written for
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _refusal(model, name, f"it does not run with its attention replaced ({reason})") from error
+        raise _refusal(model, name, f"it does not run with its attention replaced ({first_line(error)})") from error
     layers = config.num_hidden_layers
     if config._attn_implementation != NAME or not probe.calls:
         raise _refusal(model, name, "its layers do not call the attention function that was set")

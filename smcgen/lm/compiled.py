@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import exc
 
+from smcgen.errors import first_line
 from smcgen.lm.attention import Reading
 
 ROWS, TOKENS = 19, 23  # of a first reading: sizes that no model has, for equal sizes are taken to be one
@@ -114,6 +115,4 @@ def _of_the_compiler(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    error = getattr(error, "inner_exception", error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".:;") if lines else type(error).__name__
+    return first_line(getattr(error, "inner_exception", error))

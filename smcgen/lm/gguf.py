@@ -29,7 +29,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from smcgen.errors import ModelError
+from smcgen.errors import ModelError, first_line
 from smcgen.lm.gguf_tokenizer import read_tokenizer
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -323,7 +323,6 @@ def _load_by_transformers(path: Path, file: File, dtype: torch.dtype, with_token
             return model, None
         return model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except Exception as error:  # whatever a reader of damaged or unknown files raises
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{path} ({kind}) cannot be read by transformers: {reason}; give the model as a folder of safetensors"
+            f"{path} ({kind}) cannot be read by transformers: {first_line(error)}; give the model as a folder of safetensors"
         ) from error

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from smcgen.errors import ModelError
+from smcgen.errors import ModelError, first_line
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 PATIENCE = 5.0  # seconds for an answer of the hub
@@ -67,5 +67,4 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, RepositoryNotFoundError):
         return "the hub has none of that name"
-    lines = str(error).strip().splitlines()
-    return f"the hub cannot be reached ({lines[0].rstrip('.:;') if lines else type(error).__name__})"
+    return f"the hub cannot be reached ({first_line(error)})"

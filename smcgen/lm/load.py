@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from smcgen.errors import ModelError, UsageError
+from smcgen.errors import ModelError, UsageError, first_line
 from smcgen.lm import gguf
 from smcgen.lm.attention import NAME
 from smcgen.lm.base import LanguageModel
@@ -115,7 +115,7 @@ def load(
                 _to_int8(model, name, where)
             model = model.to(where)
         except RuntimeError as error:  # out of memory, a device that is not there
-            raise ModelError(f"{name} cannot be put on {where}: {_first_line(error)}; choose another device") from error
+            raise ModelError(f"{name} cannot be put on {where}: {first_line(error)}; choose another device") from error
         return _paged(name, model, _tokenizer(name, own if tokenizer is None else tokenizer), compile)
 
 
@@ -139,7 +139,7 @@ def _from_memory(
                 _to_int8(own, name, where)
         own = own.to(where)
     except (RuntimeError, TypeError) as error:
-        raise ModelError(f"{name} cannot be copied: {_first_line(error)}; save it and give the folder") from error
+        raise ModelError(f"{name} cannot be copied: {first_line(error)}; save it and give the folder") from error
     with quiet():
         return _paged(name, own, _tokenizer(name, tokenizer), compile)
 
@@ -161,7 +161,7 @@ def _paged(name: str, model: Any, tokenizer: Any, compile: bool) -> PagedLM:
         model.set_attn_implementation("eager")  # the model's own words: others leave soft caps out
         plain = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     except Exception as error:
-        raise ModelError(f"{name} does not run: {_first_line(error)}; it must be a causal language model") from error
+        raise ModelError(f"{name} does not run: {first_line(error)}; it must be a causal language model") from error
     model.set_attn_implementation(NAME)
     shape, _ = check_calls(model, name)
     config, settings = model.config.get_text_config(), getattr(model, "generation_config", None)
@@ -239,11 +239,11 @@ def _read(name: str, source: str, local: bool, dtype: torch.dtype, with_tokenize
     except Exception as error:
         if local:
             raise ModelError(
-                f"{name} cannot be read as a causal language model: {_first_line(error)}; "
+                f"{name} cannot be read as a causal language model: {first_line(error)}; "
                 "the folder must hold config.json and weights as save_pretrained writes them"
             ) from error
         raise ModelError(
-            f"{name} is no folder here and could not be had from the hub: {_first_line(error)}; "
+            f"{name} is no folder here and could not be had from the hub: {first_line(error)}; "
             "check the name and the network, or give the path of a folder"
         ) from error
     model, info = loaded
@@ -264,7 +264,7 @@ def _tokenizer(name: str, tokenizer: Any) -> Any:
         raise
     except Exception as error:
         raise ModelError(
-            f"{name}: no tokenizer can be read from {where}: {_first_line(error)}; give one with tokenizer="
+            f"{name}: no tokenizer can be read from {where}: {first_line(error)}; give one with tokenizer="
         ) from error
 
 
@@ -303,11 +303,6 @@ def _ignored(settings: Any) -> dict[str, Any]:
     """The generation defaults of a model that would change probabilities."""
     found = {name: getattr(settings, name, None) for name in _CHANGES_PROBABILITIES}
     return {name: value for name, value in found.items() if value is not None and value not in _CHANGES_PROBABILITIES[name]}
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:;") if lines else type(error).__name__
 
 
 @contextmanager

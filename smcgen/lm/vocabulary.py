@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from smcgen.errors import ModelError, UsageError
+from smcgen.errors import ModelError, UsageError, first_line
 
 if TYPE_CHECKING:
     import llguidance
@@ -188,9 +188,8 @@ class Vocabulary:
         try:
             return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # whatever the template, a program that ships with the model, raises
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
-                f"the chat template of {self.name} refuses these messages ({reason}): check their roles and contents"
+                f"the chat template of {self.name} refuses these messages ({first_line(error)}): check their roles and contents"
             ) from error
 
     def _split(self, text: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from smcgen.errors import first_line
 from smcgen.kernels.device import on_triton
 from smcgen.lm.batch import Reader
 from smcgen.lm.paged import PagedContext
@@ -225,8 +226,4 @@ class Rounds:
             self.recorded = Recording(self.world.potentials.host, work)
         except Exception as error:  # whatever a model does that cannot be recorded
             self.wanted = False
-            warnings.warn(
-                f"rounds run without a CUDA graph, more slowly: {[*str(error).strip().splitlines(), type(error).__name__][0]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warnings.warn(f"rounds run without a CUDA graph, more slowly: {first_line(error)}", RuntimeWarning, stacklevel=2)
