@@ -1,15 +1,17 @@
 """How the documentation is built: `sphinx-build -W -n docs docs/_build/html`.
 
-Some pages are written when a build begins, each from what it describes: `cli.md` from the command's own parser,
-`messages.md` from the places that raise errors, `benchmarks.md` from `benchmarks/results/*.json`, and `tutorials/` from the
-notebooks, whose stored outputs are shown.
+Parts are written when a build begins, each from what it describes, and included by the pages of the same names: `_made/cli.md`
+from the command's own parser, `_made/messages.md` from the places that raise errors, `_made/benchmarks.md` from
+`benchmarks/results/*.json`. The notebooks are copied to `tutorials/`; their stored outputs are shown.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+MADE = HERE / "_made"
 sys.path.insert(0, str(HERE / "_ext"))
 
 from benchmark_page import benchmark_page  # noqa: E402
@@ -25,7 +27,7 @@ project_copyright = "the smcgen authors, Apache-2.0"
 version = release = smcgen.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "mathml", "sphinx_copybutton"]
-exclude_patterns = ["_build", "_ext", "_static", "more_names.txt"]
+exclude_patterns = ["_build", "_ext", "_made", "_static"]
 html_theme = "furo"
 html_title = f"smcgen {version}"
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
@@ -68,20 +70,29 @@ def more_names(page: str) -> str:
 
 
 def write_pages() -> None:
-    """Writes the generated pages where they differ, so that a second build has nothing to do."""
+    """Writes the generated parts where they differ, so that a second build has nothing to do."""
     pages = {
-        HERE / "cli.md": cli_page(),
-        HERE / "benchmarks.md": benchmark_page(ROOT / "benchmarks"),
-        HERE / "messages.md": message_page(ROOT),
+        MADE / "cli.md": cli_page(),
+        MADE / "benchmarks.md": benchmark_page(ROOT / "benchmarks"),
+        MADE / "messages.md": message_page(ROOT),
     }
-    pages[HERE / "more_names.txt"] = more_names((HERE / "api.md").read_text(encoding="utf-8"))
+    pages[MADE / "more_names.txt"] = more_names((HERE / "api.md").read_text(encoding="utf-8"))
     pages |= tutorial_pages(ROOT / "tutorials", HERE / "tutorials")
     for path, text in pages.items():
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    for stale in set((HERE / "tutorials").iterdir()) - set(pages):
+    for stale in {*MADE.iterdir(), *(HERE / "tutorials").glob("*.ipynb")} - set(pages):
         stale.unlink()
+
+
+def links_inside(app: object, name: str, source: list[str]) -> None:
+    """Links to the notebooks lead to their files in the repository, and to their pages here."""
+    source[0] = source[0].replace("](../../tutorials/", "](")
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", links_inside)
 
 
 write_pages()  # before Sphinx looks for documents

@@ -107,6 +107,20 @@ def test_few_blocks_are_left_out():
     assert len(run) >= 40
 
 
+def test_links_lead_to_files_that_no_build_has_to_make():
+    pages = [ROOT / "README.md", *(p for p in (ROOT / "docs").glob("**/*.md") if not {"_build", "_made"} & set(p.parts))]
+    found = [(p, link) for p in pages for link in re.findall(r"\]\(([^)#\s]+)", p.read_text(encoding="utf-8"))]
+    links = [(page, link) for page, link in found if "://" not in link]
+    assert len(links) > 60
+    for page, link in links:
+        target = (page.parent / link).resolve()
+        assert target.is_file(), f"{page.relative_to(ROOT)}: {link}"
+        assert target.parent.name != "_made"
+        assert (target.suffix, target.parent) != (".ipynb", ROOT / "docs" / "tutorials")
+    included = {page.name for page in pages if "\n```{include} _made/" in page.read_text(encoding="utf-8")}
+    assert included == GENERATED - {"model_card.md"}
+
+
 def test_the_messages_explained_are_those_raised():
     known = {text for texts in message_page.messages(ROOT).values() for text in texts}
     headings = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The page of measurements, from every `benchmarks/results/*.json`, whatever its shape.
+"""The tables of the page of measurements, from every `benchmarks/results/*.json`, whatever its shape.
 
 A file is a JSON object. Its scalars, `machine`, `machines` and `versions` say how it was made; the rest are results: a list of
 objects, or an object of objects, becomes a table, anything deeper a section of its own.
@@ -15,18 +15,11 @@ MADE_WITH = ("machine", "machines", "versions")
 WIDEST = 12  # columns of a table
 LONGEST = 80  # rows
 
-INTRODUCTION = """# Measurements
-
-Every figure here is read from a file under `benchmarks/results` when this page is built, and every file is written by a script
-under `benchmarks`, with its baseline in the same run. Read ratios rather than absolute times: some machines were shared.
-Accuracy and speed of the small pair are summed up in its [card](model_card.md).
-"""
-
 
 def benchmark_page(folder: Path) -> str:
-    """MyST text for all result files below `folder`."""
+    """MyST text for `docs/benchmarks.md`: all result files below `folder`."""
     files = sorted((folder / "results").glob("*.json"))
-    return "\n".join([INTRODUCTION, *(line for path in files for line in _file(folder, path))])
+    return "\n".join(line for path in files for line in _file(folder, path))
 
 
 def _file(folder: Path, path: Path) -> list[str]:

@@ -10,19 +10,13 @@ KINDS = {int: "N", float: "X", Path: "PATH"}
 
 
 def cli_page() -> str:
-    """MyST text: usage, arguments and options of every command of `smcgen`."""
+    """MyST text for `docs/cli.md`: usage, arguments and options of every command of `smcgen`."""
     import typer.main
 
     from smcgen.cli import app
 
     group: Any = typer.main.get_command(app)
-    lines = [
-        "# The command",
-        "",
-        "`smcgen` writes results to stdout and everything else to stderr. This page is made from the program's own parser;",
-        "`smcgen --help` and `smcgen COMMAND --help` say the same.",
-        "",
-    ]
+    lines: list[str] = []
     for name, command in group.commands.items():
         lines += _command(f"smcgen {name}", command, get_type_hints(command.callback))
     return "\n".join(lines)

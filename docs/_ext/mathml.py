@@ -17,6 +17,7 @@ SAME = (
     (r"\\dots\b", r"\\ldots"),
     (r"\\tfrac\b|\\dfrac\b", r"\\frac"),
     (r"\\lvert\b|\\rvert\b|\\vert\b", "|"),
+    (r"(\\(?:hat|tilde|bar)\s*(?:[A-Za-z]|\{[A-Za-z]\}))_", r"\1{}_"),  # the index would stand below the letter
     (r"\\(?:big|Big|bigg|Bigg)[lrm]?(?![a-zA-Z])", ""),
 )
 

@@ -34,14 +34,8 @@ def _template(node: ast.expr) -> str:
 
 
 def message_page(root: Path) -> str:
-    """MyST text: the messages by class."""
-    lines = [
-        "# All error messages",
-        "",
-        "Read from the program when this page is built. `…` stands for what differs from case to case. Every message names the",
-        "remedy; [troubleshooting](troubleshooting.md) says more about the ones that are met most often.",
-        "",
-    ]
+    """MyST text for `docs/messages.md`: the messages by class."""
+    lines: list[str] = []
     for name, texts in messages(root).items():
         lines += [f"## {name}", "", *(f"- `` {text} ``" for text in texts), ""]
     return "\n".join(lines)
