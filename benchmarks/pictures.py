@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import smcgen as sg
 from smcgen.plots import genealogy
 
@@ -26,8 +28,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    axes = genealogy(fruits(options.seed))
-    axes.figure.savefig(options.out / "genealogy.png", dpi=110)
+    figure = Figure(figsize=(9, 5), layout="constrained")  # narrow, so that its letters are read on a page
+    genealogy(fruits(options.seed), figure.add_subplot())
+    figure.savefig(options.out / "genealogy.png", dpi=170)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ BLUE, ORANGE, VERMILION, GREY, BLACK = "#0072B2", "#E69F00", "#D55E00", "#9A9A9A
 SUFFIXES = (".png", ".pdf", ".svg")
 MONO = 0.602  # width of a character of the monospaced font, in font sizes
 MOST_TOKENS = 160
+PAGE = 11.0  # inches: letters of 8 points are still read when the page is scaled to the width of a text
+STRIP = PAGE - 0.8  # inches of a line of tokens
 
 
 def check_plot(path: str | Path | None) -> None:
@@ -50,9 +52,9 @@ def plot(post: Posterior, path: str | Path | None = None) -> Figure:
     check_plot(path)
     run = _best_run(post)
     leaves = len(post.rounds[run][-1].ancestors)
-    tokens = 0.0 if post.failed else 0.5 + 0.42 * len(_lines(post, post.sample, 13.0))
+    tokens = 0.0 if post.failed else 0.5 + 0.42 * len(_lines(post, post.sample))
     heights = [2.3, _tree_height(leaves), 2.5, tokens] if tokens else [2.3, _tree_height(leaves)]
-    figure = _figure(14, sum(heights) + 0.75 * len(heights))
+    figure = _figure(PAGE, sum(heights) + 0.75 * len(heights))
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     ess_trace(post, figure.add_subplot(grid[0, 0]))
     evidence_trace(post, figure.add_subplot(grid[0, 1]))
@@ -62,7 +64,7 @@ def plot(post: Posterior, path: str | Path | None = None) -> Figure:
         text_bars(post, figure.add_subplot(grid[2, 1]))
         token_strip(post, figure.add_subplot(grid[3, :]))
     if path is not None:
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=160)
     return figure
 
 
@@ -101,7 +103,7 @@ def evidence_trace(post: Posterior, ax: Axes | None = None) -> Axes:
         ax.errorbar([max(map(len, post.rounds))], [post.log_evidence], [2 * post.log_evidence_se], color=BLACK, capsize=4,
                     fmt="s", ms=4, zorder=4, label="all runs, ± 2 standard errors")  # fmt: skip
     final = "no particle survived" if post.failed else f"{post.log_evidence:.2f}"
-    ax.set(title=f"log evidence: {final}", xlabel="round", ylabel="log Z-hat")
+    ax.set(title=f"log evidence: {final}", xlabel="round", ylabel="log evidence, nats")
     return _finish(ax)
 
 
@@ -112,10 +114,10 @@ def genealogy(post: Posterior, ax: Axes | None = None, run: int | None = None) -
     rounds, particles = post.rounds[run], [s for s in post.particles if s.run == run]
     n, weights = len(particles), np.array([s.weight for s in particles])
     weights = weights / max(weights.sum(), 1e-300)
-    width = 14.0
-    ax = ax or _axes(width, _tree_height(n) + 0.9)
+    ax = ax or _axes(PAGE, _tree_height(n) + 0.9)
     last = len(rounds)
-    column = 0.93 * width / (last * 1.12)  # inches a round
+    width = 1.2 * ax.bbox.width / ax.figure.dpi  # inches: the layout will make the axes wider than they begin
+    column = width / (last * 1.12)  # inches a round
     size = 8 if n <= 24 else 6.5 if n <= 40 else 5
     tree = branches(rounds, weights, post.piece)
     lowest = max(b.y for b in tree)
@@ -168,7 +170,7 @@ def text_bars(post: Posterior, ax: Axes | None = None, most: int = 8) -> Axes:
     rows = post.table()
     common = len(commonprefix([row.text for row in rows[:most]])) if len(rows) > 1 else 0  # noqa: RUF071 characters are meant
     skipped = max(common - 8, 0) if common > 24 else 0  # of what all begin with
-    labels = [printable("…" * bool(skipped) + row.text[skipped:], 76) or "(empty)" for row in rows[:most]]
+    labels = [printable("…" * bool(skipped) + row.text[skipped:], 66) or "(empty)" for row in rows[:most]]
     values = [row.probability for row in rows[:most]]
     if len(rows) > most:
         labels.append(f"{len(rows) - most} others")
@@ -186,9 +188,8 @@ def token_strip(post: Posterior, ax: Axes | None = None, sample: Sample | None =
     """The tokens of one sample (default: `post.sample`), coloured by what each added to the log weight: sum_j alpha_j log p_j
     of it less the log probability with which it was drawn. Blue: more target than proposal; orange: less."""
     sample = sample or post.sample
-    width = 13.0
-    lines = _lines(post, sample, width)
-    ax = ax or _axes(14, 0.5 + 0.42 * len(lines) + 0.5)
+    lines = _lines(post, sample)
+    ax = ax or _axes(PAGE, 0.5 + 0.42 * len(lines) + 0.5)
     most = max((abs(value) for line in lines for _, _, _, value in line), default=0.0)
     for row, line in enumerate(lines):
         for x, columns, shown, value in line:
@@ -197,24 +198,24 @@ def token_strip(post: Posterior, ax: Axes | None = None, sample: Sample | None =
             ax.barh(row, columns - 0.15, left=x, height=0.5, color=colour, edgecolor="#D0D0D0", lw=0.5)
             ax.text(x + 0.35, row, shown, fontsize=9, family=families(), va="center", color=BLACK)
             if abs(value) >= 0.05:
-                ax.text(x + 0.35, row + 0.27, f"{value:+.1f}".replace("-", "−"), fontsize=6, va="top", color="#505050")
+                ax.text(x + 0.35, row + 0.27, f"{value:+.1f}".replace("-", "−"), fontsize=7, va="top", color="#505050")
     note = f", first {MOST_TOKENS} of {len(sample.token_ids)} tokens" if len(sample.token_ids) > MOST_TOKENS else ""
     ax.set(title=f"One draw: what each token added to the log weight, in nats{note}")
-    ax.set(xlim=(0, width / (9 / 72 * MONO)), ylim=(len(lines) - 0.3, -0.6))
+    ax.set(xlim=(0, STRIP / (9 / 72 * MONO)), ylim=(len(lines) - 0.3, -0.6))
     ax.set_axis_off()
     return ax
 
 
-def _lines(post: Posterior, sample: Sample, width: float) -> list[list[tuple[float, float, str, float]]]:
-    """The sample's tokens broken into lines of `width` inches: (column, columns, text shown, contribution)."""
-    most = int(width / (9 / 72 * MONO))
+def _lines(post: Posterior, sample: Sample) -> list[list[tuple[float, float, str, float]]]:
+    """The sample's tokens broken into lines: (column, columns, text shown, contribution)."""
+    most = int(STRIP / (9 / 72 * MONO))
     exponents = post.settings["exponents"]
     lines: list[list[tuple[float, float, str, float]]] = [[]]
     x = 0.0
     for token, log_p, log_q in list(zip(sample.token_ids, sample.token_log_p, sample.token_log_q, strict=True))[:MOST_TOKENS]:
         shown = printable(post.piece(token).decode("utf-8", "replace").replace(" ", "·"), 40) or "∎"
         value = sum(a * p for a, p in zip(exponents, log_p, strict=True)) - log_q
-        columns = max(len(shown.replace("\\$", "$")), 2.4) + 0.9
+        columns = max(len(shown.replace("\\$", "$")), 3.0) + 0.9
         if x + columns > most and lines[-1]:
             lines.append([])
             x = 0.0
@@ -265,7 +266,7 @@ def _page() -> type[Figure]:
     class Page(Figure):
         def _repr_png_(self) -> bytes:
             picture = io.BytesIO()
-            self.savefig(picture, format="png", dpi=90)
+            self.savefig(picture, format="png", dpi=110)
             return picture.getvalue()
 
     return Page
@@ -283,5 +284,5 @@ def _finish(ax: Axes, grid: bool = True) -> Axes:
         ax.grid(axis="y", color="#E5E5E5", lw=0.8)
         ax.set_axisbelow(True)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend(fontsize=8, edgecolor="none", framealpha=0.85)  # read on top of lines, too
     return ax

@@ -70,7 +70,7 @@ def test_every_run_is_drawn(name, tmp_path):
         assert 0 < np.isfinite(post.run_log_evidence).sum() < 8
     post.plot(tmp_path / "run.png")
     pixels = image.imread(tmp_path / "run.png")
-    assert pixels.shape[1] == 1820
+    assert pixels.shape[1] == 1760
     assert pixels[..., :3].std() > 0.02
 
 
