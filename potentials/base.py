@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from smcgen.target import Factor
@@ -36,6 +37,14 @@ class Prompt:
     ids: tuple[int, ...]
     text: str
     messages: tuple[dict, ...] | None = None
+
+
+def packed(allowed: np.ndarray) -> np.ndarray:
+    """Masks as bits: bool [..., V] -> int32 [..., ceil(V / 32)], bit v % 32 of word v // 32 set iff token v is allowed."""
+    size = allowed.shape[-1]
+    padded = np.zeros((*allowed.shape[:-1], -(-size // 32) * 32), bool)
+    padded[..., :size] = allowed
+    return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
 
 
 class Potential(Factor):

@@ -16,6 +16,7 @@ import numpy as np
 from smcgen.errors import Impossible
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.automaton import Alphabet
+from smcgen.potentials.base import packed
 from smcgen.potentials.cfg import Cfg
 from smcgen.potentials.charparser import CharParser, Place, Run
 
@@ -60,7 +61,7 @@ class CharEngine:
             if accepted and self._ends:
                 bits = bits.copy()
                 bits[self._ends] = True
-            out[row] = _pack(bits)
+            out[row] = packed(bits)
         return accepting
 
     def read(self, place: Place, pending: bytes, token: int) -> tuple[Place, bytes] | None:
@@ -235,9 +236,3 @@ def _span(rest: bytes) -> tuple[int, int]:
     free = 6 * (size - len(rest))
     smallest = {2: 0x80, 3: 0x800, 4: 0x10000}[size]
     return max(code << free, smallest), min(((code + 1) << free) - 1, 0x10FFFF)
-
-
-def _pack(bits: np.ndarray) -> np.ndarray:
-    padded = np.zeros(-(-len(bits) // 32) * 32, bool)
-    padded[: len(bits)] = bits
-    return np.packbits(padded, bitorder="little").view(np.int32)

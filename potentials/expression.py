@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from smcgen.potentials.pattern import MAX_CODE, SURROGATES, Ranges, merge
+from smcgen.potentials.pattern import MAX_CODE, SURROGATES, Ranges, complement, merge
 
 SYMBOLS = re.compile(r"\s*(?:(/(?:[^/\\]|\\.)*/)|([|&~()])|([*+?]|\{\d+(?:,\d*)?\}))")
 PIECES = re.compile(
@@ -146,8 +146,4 @@ def _ranges(text: str) -> Ranges:
         else:
             found.append((codes[i], codes[i]))
             i += 1
-    ranges = merge(found)
-    if not negate:
-        return ranges
-    edges = [-1, *(code for low, high in ranges for code in (low - 1, high)), MAX_CODE]
-    return [(low + 1, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+    return complement(merge(found)) if negate else merge(found)

@@ -5,7 +5,6 @@ log phi(text) = f(text);   optionally a guess g(prefix) of it on the way, whose 
 
 from __future__ import annotations
 
-import codecs
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import torch
 from smcgen.errors import PotentialError, UsageError
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.calls import Caller
-from smcgen.potentials.history import ROOT, History
+from smcgen.potentials.history import ROOT, History, shown
 
 Function = Callable[..., Any]  # the kinds are told in `potential`
 NOTHING: Any = object()  # no state was given; None is a state like any other
@@ -180,7 +179,7 @@ class FunctionPotential(Potential):
 
     def _evaluate(self, history: History, nodes: list[int]) -> None:
         """Fills the column `value` of new nodes, parents first."""
-        history["value"][nodes] = self.guess([_shown(history.text(node)) for node in nodes])
+        history["value"][nodes] = self.guess([shown(history.text(node)) for node in nodes])
         for node in nodes:
             if history["value"][history.parent[node]] == -np.inf:  # killed, whatever comes after
                 history["value"][node] = -np.inf
@@ -212,8 +211,8 @@ class FoldedPotential(FunctionPotential):
             parent = int(history.parent[node])
             value, state = -np.inf, None
             if history["value"][parent] != -np.inf:
-                text = _shown(history.text(node))
-                value, state = self._step(history["state"][parent], text, len(_shown(history.text(parent))))
+                text = shown(history.text(node))
+                value, state = self._step(history["state"][parent], text, len(shown(history.text(parent))))
             history["value"][node], history["state"][node] = value, state
 
     def _judge(self, history: History, nodes: np.ndarray, texts: Sequence[str]) -> np.ndarray:
@@ -222,7 +221,7 @@ class FoldedPotential(FunctionPotential):
             if history["value"][node] == -np.inf:
                 values[i] = -np.inf
                 continue
-            read, state = _shown(history.text(node)), history["state"][node]
+            read, state = shown(history.text(node)), history["state"][node]
             if not text.startswith(read):  # a stop string cut off what had been read
                 read, state = "", self.first
             value = 0.0
@@ -238,8 +237,3 @@ class FoldedPotential(FunctionPotential):
         if not isinstance(result, tuple) or len(result) != 2:
             raise PotentialError(f"potential {self.guess.name}: return (guess, new state), not {type(result).__name__}")
         return self.guess.checked(result[0], text), result[1]
-
-
-def _shown(data: bytes) -> str:
-    """The text of a prefix, without the bytes of a character that is not complete."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)

@@ -6,6 +6,7 @@ whatever a potential knows about a history (a mask, a value) is computed once an
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -136,3 +137,8 @@ class History:
             column[: len(kept)] = self[name][kept]
             self._columns[name] = column
         self.parent, self.token, self.depth = self["parent"], self["token"], self["depth"]
+
+
+def shown(data: bytes) -> str:
+    """The text of an unfinished history, without the bytes of a character that is not complete."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)

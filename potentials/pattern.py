@@ -203,7 +203,7 @@ def characters(op: Any, arg: Any, flags: int) -> Ranges | None:
         return None
     if flags & re.IGNORECASE and op is not _C.ANY:
         ranges, negate = _fold(op, arg, ranges, negate, flags), False
-    ranges = _complement(merge(ranges)) if negate else merge(ranges)
+    ranges = complement(merge(ranges)) if negate else merge(ranges)
     return _subtract(ranges, [SURROGATES])
 
 
@@ -299,26 +299,27 @@ def merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return out
 
 
-def _complement(ranges: Ranges) -> Ranges:
+def complement(ranges: Ranges) -> Ranges:
+    """The code points that are in none of sorted ranges."""
     edges = [-1, *(code for low, high in ranges for code in (low - 1, high)), MAX_CODE]
     # edges pairs up as (end of the previous range, start of the next minus 1)
     return [(low + 1, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 
 
 def _subtract(ranges: Ranges, minus: Ranges) -> Ranges:
-    return _complement(merge([*_complement(ranges), *minus]))
+    return complement(merge([*complement(ranges), *minus]))
 
 
 def common(ranges: Ranges, others: Ranges) -> Ranges:
     """The code points in both."""
-    return _subtract(ranges, _complement(others))
+    return _subtract(ranges, complement(others))
 
 
 @cache
 def _category(category: str, ascii_only: bool) -> Ranges:
     """The code points of `\\w`, `\\d`, ..., asked of Python's own engine."""
     if category[1].isupper():
-        return _complement(_category(category.lower(), ascii_only))
+        return complement(_category(category.lower(), ascii_only))
     top = 0x80 if ascii_only else ASSIGNED
     found = re.finditer(category + "+", _characters()[:top], re.ASCII if ascii_only else 0)
     return merge((ord(m.group()[0]), ord(m.group()[-1])) for m in found)
@@ -343,7 +344,7 @@ def _characters() -> str:
 
 def _fold(op: Any, arg: Any, ranges: Ranges, negate: bool, flags: int) -> Ranges:
     """The final ranges of a one-character item under IGNORECASE: Python is asked about each cased character."""
-    plain = _complement(merge(ranges)) if negate else merge(ranges)
+    plain = complement(merge(ranges)) if negate else merge(ranges)
     found: Callable[[str], list[str]] = re.compile(_class_text(op, arg), flags & (re.IGNORECASE | re.ASCII)).findall
     return merge([*_subtract(plain, _ranges(map(ord, _cased()))), *_ranges(map(ord, found(_cased())))])
 

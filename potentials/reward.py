@@ -6,7 +6,6 @@ before, and at the end the reward of the whole text stands alone, however wrong 
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import torch
 from smcgen.errors import PotentialError, UsageError
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.calls import REMEMBERED, Caller, shortened
-from smcgen.potentials.history import ROOT, History
+from smcgen.potentials.history import ROOT, History, shown
 from smcgen.potentials.reward_model import RewardModel
 from smcgen.smc.schedule import Ramp
 
@@ -188,7 +187,7 @@ class RewardPotential(Potential):
 
     def _part(self, data: bytes) -> str | None:
         """What is judged of an unfinished text, None if no step of it is complete."""
-        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)  # no bytes of an incomplete character
+        text = shown(data)
         if self.ends is None:
             return text
         end = max((match.end() for match in self.ends.finditer(text)), default=None)

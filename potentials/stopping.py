@@ -19,6 +19,7 @@ import numpy as np
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.base import packed
 from smcgen.potentials.engine import Matcher
 
 NONE = np.iinfo(np.int32).max  # no stop string is completed
@@ -180,7 +181,7 @@ class StopEngine:
             )
             allowed = self._text.copy() if matcher.point.done else self._allowed(matcher, bits, accepting[i])
             allowed[self._ends] = accepting[i]
-            out[rows[i]] = _pack(allowed)
+            out[rows[i]] = packed(allowed)
         return accepting
 
     def _allowed(self, matcher: StopMatcher, bits: np.ndarray, accepting: bool) -> np.ndarray:
@@ -326,9 +327,3 @@ def prepared(vocabulary: Vocabulary, stops: tuple[str, ...]) -> tuple[StopTable,
     if len(spelling) > len(vocabulary):
         wide = Vocabulary(vocabulary.name, spelling, vocabulary.special, vocabulary.end_ids, vocabulary.bos_id)
     return table, wide, tuple(pieces)
-
-
-def _pack(bits: np.ndarray) -> np.ndarray:
-    padded = np.zeros(-(-len(bits) // 32) * 32, bool)
-    padded[: len(bits)] = bits
-    return np.packbits(padded, bitorder="little").view(np.int32)

@@ -105,14 +105,14 @@ class Tabled(Potential):
         for i, reason in enumerate(reasons):
             if reason == STOP and self.accepts is not None:
                 accepted[i] = bool(now[i] != self.table.dead) and self.accepts(texts[i])
-        return _log(accepted)
+        return log_of(accepted)
 
     def close(self, state: Walk, last: torch.Tensor, reason: torch.Tensor) -> torch.Tensor:
         """`finish` for all rows, without texts: `last` int64 [G, N], the last token of each particle, and why it ended, int64
         [G, N]; the state has R = N * M rows, of which the first of each particle counts. Returns float64 [G, N]."""
         now = state.now[:, :: state.now.shape[1] // last.shape[1]]
         stopped = self.table.extend(now, last)  # the token that completed a stop string was not read
-        return _log(self.table.final[torch.where(reason == STOP, stopped, now)])
+        return log_of(self.table.final[torch.where(reason == STOP, stopped, now)])
 
 
 def tabled(
@@ -135,6 +135,6 @@ def tabled(
     return Tabled(name, accepts, table, vocabulary, stops, device)
 
 
-def _log(holds: torch.Tensor) -> torch.Tensor:
+def log_of(holds: torch.Tensor) -> torch.Tensor:
     """float64: 0 where `holds`, else -inf."""
     return torch.zeros(holds.shape, dtype=torch.float64, device=holds.device).masked_fill(~holds, -torch.inf)

@@ -12,11 +12,11 @@ import torch
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
-from smcgen.potentials.base import Potential, Prompt
+from smcgen.potentials.base import Potential, Prompt, packed
 from smcgen.potentials.pattern import ANY, Inexpressible, occurring, ranges_of, ranges_to_class, words
 from smcgen.potentials.regex import Regular
 from smcgen.potentials.stopping import NONE, StopTable
-from smcgen.potentials.tabled import Tabled
+from smcgen.potentials.tabled import Tabled, log_of
 from smcgen.potentials.tables import STATES, TokenTable, trimmed
 
 Pattern = str | re.Pattern[str]
@@ -151,8 +151,8 @@ class TokenCount(Potential):
         bound._next = torch.from_numpy(np.vstack((following, np.full_like(following[:1], done))))
         ends = completing.copy()
         ends[:, list(vocabulary.end_ids)] = True
-        bound._more, bound._ends = _bits(text & ~completing), _bits(ends)
-        bound._all = _bits(text[None] | ends)[0]
+        masks = (text & ~completing, ends, text | ends[0])
+        bound._more, bound._ends, bound._all = (torch.from_numpy(packed(mask)) for mask in masks)
         return bound
 
     def _table(self, vocabulary: Vocabulary, stops: StopTable) -> TokenTable:
@@ -211,7 +211,7 @@ class TokenCount(Potential):
             state.counted[reading, state.read[reading]] = counted + (stop != len(self._more))
         counted, stop = state.now(rows)
         barred = (counted > self.maximum) | ((counted < self.minimum) & (stop == len(self._more)))
-        return _log(~barred | (counts == 0))
+        return log_of(~barred | (counts == 0))
 
     def rollback(self, state: Counts, counts: torch.Tensor) -> None:
         state.read -= counts
@@ -221,16 +221,4 @@ class TokenCount(Potential):
 
     def finish(self, state: Counts, rows: torch.Tensor, texts: Sequence[str], reasons: Sequence[int]) -> torch.Tensor:
         counted, _ = state.now(rows)
-        return _log((counted >= self.minimum) & (counted <= self.maximum))
-
-
-def _log(holds: torch.Tensor) -> torch.Tensor:
-    """float64: 0 where `holds`, else -inf."""
-    return torch.zeros(len(holds), dtype=torch.float64).masked_fill(~holds, -torch.inf)
-
-
-def _bits(chosen: np.ndarray) -> torch.Tensor:
-    """bool [n, V] as int32 [n, words]."""
-    padded = np.zeros((len(chosen), -(-chosen.shape[1] // 32) * 32), bool)
-    padded[:, : chosen.shape[1]] = chosen
-    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32).copy())
+        return log_of((counted >= self.minimum) & (counted <= self.maximum))
