@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from smcgen.potentials.pattern import MAX_CODE, Inexpressible, Ranges, merge
 from smcgen.potentials.program import AHEAD, BEHIND, BOUNDARY, CHAR, MATCH, NEXT, SPLIT, Program
@@ -30,12 +30,18 @@ class Thread(NamedTuple):
 State = tuple[Thread, ...]
 
 
-class Alphabet:
-    """Characters in classes: those that no instruction of `programs` tells apart have one. `end` is the bit that stands
-    for "no further character", `any` all bits."""
+class Sets(Protocol):
+    """What names sets of characters: a `Program`, or an expression (`expression.Sets`)."""
 
-    def __init__(self, programs: Sequence[Program]):
-        sets = {tuple(ranges) for program in programs for ranges in program.sets()}
+    def sets(self) -> Iterator[Ranges]: ...
+
+
+class Alphabet:
+    """Characters in classes: those that none of the named sets tells apart have one. `end` is the bit that stands for "no
+    further character", `any` all bits."""
+
+    def __init__(self, named: Sequence[Sets]):
+        sets = {tuple(ranges) for one in named for ranges in one.sets()}
         edges = {0} | {code for ranges in sets for low, high in ranges for code in (low, high + 1)}
         self._starts = sorted(edge for edge in edges if edge <= MAX_CODE)
         members = [0] * len(self._starts)
@@ -151,17 +157,6 @@ class Automaton:
                     if settled.ahead or settled.after != self.any:
                         self.unsure.add((state, cls))
         return found
-
-    def find(self, text: str, start: int = 0) -> int | None:
-        """Where `re.match` from `start` ends, None if it finds nothing."""
-        state, best = 0, None
-        for i in range(start, len(text) + 1):
-            follower = self.end if i == len(text) else 1 << self.alphabet.of(text[i])
-            if self.accepts(state) & follower:
-                best = i
-            if i == len(text) or (state := self.step(state, self.alphabet.of(text[i]))) < 0:
-                break
-        return best
 
     def explore(self) -> None:
         """Makes all states. Raises Inexpressible if they are too many."""

@@ -70,7 +70,7 @@ class _Builder:
         distinct = {tuple(ranges) for ranges in sets}
         if len(distinct) * sum(map(len, distinct)) > INTERVALS:
             raise TooLarge
-        self.alphabet = Alphabet([sets])  # type: ignore[list-item]
+        self.alphabet = Alphabet([sets])
         surrogates = self.alphabet.bits([SURROGATES])
         self.classes = [cls for cls in range(self.alphabet.size) if not surrogates >> cls & 1]
         self.universe = sum(1 << cls for cls in self.classes)

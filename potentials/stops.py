@@ -16,15 +16,6 @@ from smcgen.potentials.pattern import ANY, literal, words
 SOME = "/(?s:.)+/"
 
 
-def cut(text: str, stops: Sequence[str]) -> str | None:
-    """`text` before its first completed stop string, None if it holds none."""
-    ends = [(at + len(stop), -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
-    if not ends:
-        return None
-    end, minus = min(ends)
-    return text[: end + minus]
-
-
 def fold(expression: str, stops: Sequence[str]) -> str:
     """The terminal expression of a language, with stop strings folded in."""
     if not stops:

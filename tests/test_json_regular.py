@@ -21,10 +21,10 @@ from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.json_regular import regular
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.regex import Regular
-from smcgen.potentials.stops import cut
 from smcgen.potentials.tabled import Tabled
 from smcgen.potentials.tables import PATIENT
 from tests.statistics import many
+from tests.stops import cut
 
 CPU = torch.device("cpu")
 PIECES = ['{"', '": ', '", "', '"}', "true", "12", "}]", "\n  ", '":"', "null", "e1", "-0.", '\\"', "\\u00", "漢é", "a b", "ab"]

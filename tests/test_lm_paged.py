@@ -37,10 +37,10 @@ def test_equal_prompts_are_read_once_and_shared(monkeypatch):
     same, other = list(range(10)), list(range(50, 57))
     mirror.prefill(range(4), [same, other, same, same])
     assert sorted(read) == [7, 10]
-    assert mirror.context.pages_in_use() == 3 + 2
-    assert mirror.context.pages_unshared() == 3 * (3 * 3 + 2)
+    assert mirror.context.pages.in_use() == 3 + 2
+    assert mirror.context.pages.unshared() == 3 * (3 * 3 + 2)
     mirror.extend(ones(mirror.context))
-    assert mirror.context.pages_in_use() == 2 + 9 + 1 + 3  # whole pages stay shared, each row has its own last one
+    assert mirror.context.pages.in_use() == 2 + 9 + 1 + 3  # whole pages stay shared, each row has its own last one
     assert mirror.error < 1e-4
 
 
@@ -66,7 +66,7 @@ def test_places_are_filled_again_without_leaks():
             for row, n in zip(mirror.context.pages.table, mirror.context.length, strict=True)
             for p in row[: -(-int(n) // 4)]
         }
-        assert mirror.context.pages_in_use() == len(names)
+        assert mirror.context.pages.in_use() == len(names)
     assert mirror.error < 1e-4
 
 

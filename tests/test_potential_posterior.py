@@ -13,9 +13,9 @@ import torch
 import smcgen as sg
 from smcgen.kernels import categorical
 from smcgen.lm.vocabulary import Vocabulary
-from smcgen.potentials.stops import cut
 from smcgen.smc import factors
 from tests.statistics import evidence_z, many, measure, z_score
+from tests.stops import cut
 from tests.tables import Exact as Law
 from tests.tables import T, TableLM, log_p
 

@@ -15,8 +15,8 @@ from smcgen.potentials.check import check
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.lark import lark
 from smcgen.potentials.regex import regex
-from smcgen.potentials.stops import cut
 from smcgen.potentials.text import length
+from tests.stops import cut
 
 CPU = torch.device("cpu")
 SMALL = Vocabulary("small", [b"a", b"b", b"ab", b"ba", b"bb", b"<end>"], special=(5,), end_ids=(5,))

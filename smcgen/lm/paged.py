@@ -33,14 +33,6 @@ class PagedContext(Context):
     pages: Pages
     isolate: bool
 
-    def pages_in_use(self) -> int:
-        """Pages that some row reads (waits for the device)."""
-        return self.pages.in_use()
-
-    def pages_unshared(self) -> int:
-        """Pages that separate caches would take (waits for the device)."""
-        return self.pages.unshared()
-
 
 class PagedLM:
     """A transformers causal language model whose attention goes through `smcgen.lm.attention`.
