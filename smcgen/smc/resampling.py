@@ -54,12 +54,10 @@ def ssp(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Srinivasan sampling process: pairs trade their fractional parts until each is 0 or 1, so |count - N W| < 1."""
     n = weights.shape[-1]
     sure, fraction = _split(weights)
-    sure, fraction = sure.unbind(-1), fraction.unbind(-1)
-    count = list(sure)
-    held, index = fraction[0], torch.zeros_like(sure[0])  # the one particle whose part is still open, and its place
+    held, index = fraction[..., 0], torch.zeros_like(sure[..., 0])  # the one particle whose part is still open, and its place
     extra = torch.zeros_like(weights)
     for j in range(1, n):
-        other = fraction[j]
+        other = fraction[..., j]
         up, down = torch.minimum(1 - held, other), torch.minimum(held, 1 - other)
         rise = uniforms[..., j] * (up + down) < down
         held, other = torch.where(rise, held + up, held - down), torch.where(rise, other - up, other + down)
@@ -68,8 +66,7 @@ def ssp(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         extra = extra.scatter(-1, torch.where(settled, index, j)[..., None], torch.where(settled, held, other)[..., None])
         index = torch.where(settled, j, index)
         held = torch.where(settled, other, held)
-    extra = extra.scatter(-1, index[..., None], held[..., None]).round().long()
-    count = torch.stack(count, -1) + extra
+    count = sure + extra.scatter(-1, index[..., None], held[..., None]).round().long()
     # Rounding of the weights can leave the sum one off: the heaviest particle takes the difference.
     heaviest = weights.argmax(-1, keepdim=True)
     return count.scatter_add(-1, heaviest, n - count.sum(-1, keepdim=True))
