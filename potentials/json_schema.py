@@ -30,6 +30,7 @@ from smcgen.potentials.json_regular import regular
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
 from smcgen.potentials.tables import HASTY, PATIENT, STATE
+from smcgen.values import is_whole
 
 FORM = (
     "properties come in the order in which the schema names them",
@@ -55,7 +56,7 @@ def json_schema(schema: dict | bool | str | os.PathLike[str] | type, blanks: int
     The result's `verdict` is "exact", or "checked at the end": then `doubts` names what the masks do not enforce, and
     the `jsonschema` package, by the draft that `$schema` names (2020-12 by default), judges the finished text. `format`
     is enforced where the engine knows it. Raises UsageError for what is no schema, Impossible if it admits nothing."""
-    if blanks is not None and (isinstance(blanks, bool) or not isinstance(blanks, int) or not 0 <= blanks <= 1000):
+    if blanks is not None and (not is_whole(blanks) or not 0 <= blanks <= 1000):
         raise UsageError(f"json_schema: blanks={blanks!r}: give a number from 0 to 1000, or None for any")
     try:
         return Schema(*_load(schema), blanks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smcgen.potentials.json_numbers import LARGEST
+from smcgen.values import is_number
 
 NOTES = frozenset(
     ("$anchor", "$defs", "definitions", "$schema", "$comment", "title", "description", "default", "readOnly", "writeOnly",
@@ -220,7 +221,7 @@ def _tighter(choose: Any, a: float | None, b: float | None) -> Any:
 
 
 def _bound(number: Any) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < LARGEST:
+    if not is_number(number) or not abs(number) < LARGEST:
         raise NotRegular(f"the bound {number}")
     return number
 

@@ -20,6 +20,7 @@ from smcgen.potentials.calls import REMEMBERED, Caller, shortened
 from smcgen.potentials.history import ROOT, History, shown
 from smcgen.potentials.reward_model import RewardModel
 from smcgen.smc.schedule import Ramp
+from smcgen.values import is_number
 
 Judge = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 
@@ -50,7 +51,7 @@ def reward(
     Each distinct text is judged once per run, in batches over all particles of all prompts. To begin with a small beta and
     let it grow, anneal: `sample(..., anneal=Ramp(first=0.1, rounds=8, of="potentials"))`.
     """
-    if isinstance(beta, bool) or not isinstance(beta, int | float) or not math.isfinite(beta) or beta == 0:
+    if not is_number(beta) or not math.isfinite(beta) or beta == 0:
         raise UsageError(f"reward: beta={beta!r}: give a finite number other than 0")
     if isinstance(model, str):
         model = RewardModel(model)
@@ -59,8 +60,7 @@ def reward(
     if not isinstance(at, re.Pattern) and at not in ("end", "block", "line"):
         compiled = f", re.compile({at!r})" if isinstance(at, str) else ""
         raise UsageError(f"reward: at={at!r}: give 'end', 'block', 'line' or a pattern{compiled}")
-    number = isinstance(early, int | float) and not isinstance(early, bool)
-    if not isinstance(early, Ramp) and not (number and 0 < early <= 1):
+    if not isinstance(early, Ramp) and not (is_number(early) and 0 < early <= 1):
         raise UsageError(f"reward: early={early!r}: give a number in (0, 1] or a Ramp")
     if at == "end" and early != 1.0:
         raise UsageError("reward: early has no effect at='end': no prefix is judged; give at='block', 'line' or a pattern")

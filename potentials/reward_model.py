@@ -21,6 +21,7 @@ import torch
 from smcgen.errors import ModelError, PotentialError, UsageError, first_line
 from smcgen.potentials.base import Prompt
 from smcgen.potentials.calls import shortened
+from smcgen.values import is_whole
 
 _MARKUP = re.compile(r"<\|[^<>|]+\|>")  # how chat templates spell special tokens
 KINDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
@@ -65,7 +66,7 @@ class RewardModel:
     ):
         if combine not in ("sum", "min", "last"):
             raise UsageError(f"RewardModel: combine={combine!r}: give 'sum', 'min' or 'last'")
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or not separator:
+        if not is_whole(rows) or rows < 1 or not separator:
             raise UsageError("RewardModel: give an integer rows >= 1 and a separator that is not empty")
         try:
             self.step = re.compile(step)

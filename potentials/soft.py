@@ -8,6 +8,7 @@ from typing import Literal
 
 from smcgen.errors import UsageError
 from smcgen.potentials.function import FunctionPotential, potential
+from smcgen.values import is_number
 
 
 def phrases(log_weights: Mapping[str, float]) -> FunctionPotential:
@@ -23,7 +24,7 @@ def phrases(log_weights: Mapping[str, float]) -> FunctionPotential:
     for phrase, weight in weights.items():
         if not isinstance(phrase, str) or not phrase:
             raise UsageError(f"phrases: {phrase!r}: a phrase is a text that is not empty")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        if not is_number(weight) or not math.isfinite(weight):
             raise UsageError(f"phrases: {phrase!r} has weight {weight!r}: give a finite number (use avoids to forbid a phrase)")
 
     def total(text: str) -> float:
@@ -47,7 +48,7 @@ def target_length(n: float, scale: float, unit: Literal["characters", "words", "
     if unit not in _UNITS:
         raise UsageError(f"target_length: unit={unit!r}: give one of {', '.join(_UNITS)} (max_tokens limits the tokens)")
     for name, value, least in (("n", n, 0), ("scale", scale, math.nextafter(0, 1))):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        if not is_number(value) or not least <= value < math.inf:
             raise UsageError(f"target_length: {name}={value!r}: give a finite {'positive' if least else 'non-negative'} number")
     measure = _UNITS[unit]
 

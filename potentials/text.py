@@ -18,6 +18,7 @@ from smcgen.potentials.regex import Regular
 from smcgen.potentials.stopping import NONE, StopTable
 from smcgen.potentials.tabled import Tabled, log_of
 from smcgen.potentials.tables import STATES, TokenTable, trimmed
+from smcgen.values import is_whole
 
 Pattern = str | re.Pattern[str]
 UNBOUNDED = np.iinfo(np.int64).max
@@ -52,7 +53,7 @@ def length(min: int = 0, max: int | None = None, unit: Literal["tokens", "chars"
     "chars", code points; "words", as `text.split()` counts them; "lines", as `text.split("\\n")` counts them, except that a
     line break at the end begins no further line (and "" has none)."""
     for bound in (min, max):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
+        if bound is not None and (not is_whole(bound) or bound < 0):
             raise UsageError(f"length: {bound!r} is no number of {unit}: give integers from 0 on")
     if max is not None and max < min:
         raise Impossible(f"length: no text has at least {min} and at most {max} {unit}")

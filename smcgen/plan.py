@@ -15,6 +15,7 @@ from smcgen.smc.keys import MAX_ROUNDS, MAX_SLOTS, MAX_STEPS
 from smcgen.smc.resampling import SCHEMES
 from smcgen.smc.schedule import Ramp
 from smcgen.target import EXTREME, LM, WHOLE, Factor, Target, Truncation, is_text
+from smcgen.values import is_number, is_whole
 
 DEFAULT_BLOCK = 4
 DEFAULT_PARTICLES = 8
@@ -86,7 +87,7 @@ class Plan:
     @property
     def plain(self) -> bool:
         """Whether the target is a language model as it is, so that its evidence is 1."""
-        return _is_plain(self.target, self.on_budget)
+        return is_plain(self.target, self.on_budget)
 
     def without_draft(self) -> Plan:
         """The same run with the target as its own proposal."""
@@ -187,16 +188,16 @@ def make_plan(
     blocks: tuple[Any, ...] = (
         tuple(block) if isinstance(block, Sequence) and not isinstance(block, str) and len(block) else (block,)
     )
-    for name, value, least, most in (
-        ("particles", particles, 1, MAX_SLOTS // 2),
-        ("chains", chains, 1, MAX_SLOTS // 2),
-        ("max_tokens", max_tokens, 1, MAX_ROUNDS - 1),
-        ("runs", runs, 1, 1 << 32),
-        ("candidates", 1 if candidates is None else candidates, 1, MAX_STEPS - 1),
-        *(("block", 1 if one is None else one, 1, MAX_STEPS - 1) for one in blocks),
+    for name, value, most in (
+        ("particles", particles, MAX_SLOTS // 2),
+        ("chains", chains, MAX_SLOTS // 2),
+        ("max_tokens", max_tokens, MAX_ROUNDS - 1),
+        ("runs", runs, 1 << 32),
+        ("candidates", 1 if candidates is None else candidates, MAX_STEPS - 1),
+        *(("block", 1 if one is None else one, MAX_STEPS - 1) for one in blocks),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
-            raise UsageError(f"{name}={value!r}: give an integer of at least {least}" + (f", at most {most}" * bool(most)))
+        if not is_whole(value) or not 1 <= value <= most:
+            raise UsageError(f"{name}={value!r}: give an integer of at least 1, at most {most}")
     rivals: tuple[LM, ...] = ()
     draft = look_ups(draft, target.lms[0][0])
     if isinstance(draft, Sequence) and not isinstance(draft, str):
@@ -232,11 +233,11 @@ def make_plan(
     if draft_temperature is not None:
         if draft is None:
             raise UsageError("draft_temperature has no effect without a draft: name a draft model, or leave it out")
-        if not _is_number(draft_temperature) or not 1 / EXTREME <= draft_temperature < float("inf"):
+        if not is_number(draft_temperature) or not 1 / EXTREME <= draft_temperature < float("inf"):
             raise UsageError(f"draft_temperature={draft_temperature}: give a positive number, at least {1 / EXTREME:g}")
     if seed is None:
         seed = secrets.randbits(32)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+    if not is_whole(seed) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed={seed!r}: give an integer in [0, 2**64)")
     stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else () if stop is None else (stop,)
     if not all(isinstance(s, str) and s and is_text(s) for s in stops):
@@ -247,7 +248,7 @@ def make_plan(
         raise UsageError(f"deterministic={deterministic!r}: give True or False")
     if on_budget not in ("truncate", "condition"):
         raise UsageError(f"on_budget={on_budget!r}: give 'truncate' or 'condition'")
-    if not _is_number(threshold) or not 0 <= threshold <= 1:
+    if not is_number(threshold) or not 0 <= threshold <= 1:
         raise UsageError(f"threshold={threshold!r}: give a number from 0 (never resample) to 1 (whenever weights differ)")
     if anneal is not None and anneal.of == "potentials" and all(factor.hard for factor, _ in target.potentials):
         raise UsageError("anneal has no effect: of='potentials' needs a soft potential in the target, such as a reward")
@@ -284,10 +285,6 @@ def make_plan(
     )  # fmt: skip
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _check_exact(
     target: Target,
     particles: int | None,
@@ -298,7 +295,7 @@ def _check_exact(
     threshold: float,
 ) -> None:
     """Raises UsageError unless one lossless sequence can have this law."""
-    if not _is_plain(target, "truncate"):
+    if not is_plain(target, "truncate"):
         raise UsageError(
             f"mode='exact' draws from one language model alone, not from {target!r}: use mode='smc' for powers, products and "
             "potentials"
@@ -316,8 +313,8 @@ def _check_exact(
             raise UsageError(f"{name} has no place in mode='exact' (one particle, leniency 1): leave it out, or use mode='smc'")
 
 
-def _is_plain(target: Target, on_budget: str) -> bool:
-    """Whether a target is a language model as it is."""
+def is_plain(target: Target, on_budget: str) -> bool:
+    """Whether a target is a language model as it is, without a power, a potential or a condition on its end."""
     alone = not target.potentials and len(target.lms) == 1 and target.lms[0][1] == 1
     return alone and on_budget == "truncate"
 
@@ -329,7 +326,7 @@ def _check_collapse(
     if collapse not in (None, True, False):
         raise UsageError(f"collapse={collapse!r}: give True, False, or None (where it is possible)")
     alone = mode == "exact" or particles == 1
-    plain = _is_plain(target, on_budget)
+    plain = is_plain(target, on_budget)
     annealed = anneal is not None and not anneal.steady
     if not collapse:
         return collapse is None and not alone and plain and not annealed
@@ -348,7 +345,7 @@ def _check_collapse(
 def _check_leniency(leniency: float | None, chains: int, without_draft: bool, mode: str) -> float:
     if leniency is None:
         leniency = math.inf if without_draft else DEFAULT_LENIENCY
-    if isinstance(leniency, bool) or not isinstance(leniency, int | float) or not leniency >= 1:
+    if not is_number(leniency) or not leniency >= 1:
         raise UsageError(f"leniency={leniency!r}: give a number from 1 (lossless) to infinity (every drafted token is kept)")
     if without_draft:
         name = "chains" if chains != 1 else "leniency" if leniency < math.inf and mode != "exact" else None

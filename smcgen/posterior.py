@@ -25,6 +25,7 @@ from smcgen.html import to_html
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
 from smcgen.smc.keys import MAX_SLOTS
+from smcgen.values import is_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,7 +200,7 @@ class Posterior:
     def samples(self, count: int = 1) -> list[Sample]:
         """`count` draws by weight, with replacement. The first is the same whatever `count`; draws from one run are
         dependent. Raises NoSurvivors if every particle died."""
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SLOTS:
+        if not is_whole(count) or not 1 <= count <= MAX_SLOTS:
             raise UsageError(f"{count!r} draws: ask for an integer from 1 to {MAX_SLOTS}")
         self._survived()
         uniform = self._record.uniforms(count)[self._prompt]

@@ -20,6 +20,7 @@ from smcgen.record import Record
 from smcgen.run import run
 from smcgen.smc.schedule import Ramp
 from smcgen.target import LM, Factor, check_prompt
+from smcgen.values import is_whole
 
 
 @overload
@@ -170,7 +171,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         _check_baseline(baseline, draft)
     if keys is None:
         keys = range(len(prompts))
-    whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(_is_whole(k) and 0 <= k < 1 << 32 for k in keys)
+    whole = isinstance(keys, Sequence) and len(keys) == len(prompts) and all(is_whole(k) and 0 <= k < 1 << 32 for k in keys)
     if not whole:
         raise UsageError(f"keys: give one integer in [0, 2**32) per prompt ({len(prompts)} prompts)")
     _check_groups(groups)
@@ -283,9 +284,5 @@ def _check_baseline(baseline: bool, draft: Any) -> None:
 
 def _check_groups(groups: Any) -> None:
     """Raises UsageError unless `groups` is a number of groups, or None."""
-    if groups is not None and (not _is_whole(groups) or groups < 1):
+    if groups is not None and (not is_whole(groups) or groups < 1):
         raise UsageError(f"groups={groups!r}: give an integer of at least 1")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

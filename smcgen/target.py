@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smcgen.errors import UsageError
+from smcgen.values import is_number, is_whole
 
 if TYPE_CHECKING:
     from smcgen.lm.base import LanguageModel
@@ -43,7 +44,7 @@ class Factor:
     def __pow__(self, exponent: float) -> Target:
         """Every factor to the power `exponent`. Raises UsageError where a power means nothing: a hard constraint has
         values 0 and 1, a potential may be 0 and has no negative power, and exponent 0 would remove the factor."""
-        if isinstance(exponent, bool) or not isinstance(exponent, int | float):
+        if not is_number(exponent):
             return NotImplemented
         if not 0 < abs(exponent) <= EXTREME:
             raise UsageError(
@@ -239,8 +240,7 @@ class LM(Factor):
         ):
             if value is None:
                 continue
-            kind = int if name == "top_k" else int | float
-            wrong = isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value)
+            wrong = not (is_whole(value) if name == "top_k" else is_number(value)) or not math.isfinite(value)
             tiny = (name == "top_p" and value == 0) or (name == "temperature" and 0 < value < 1 / EXTREME)
             if wrong or tiny or not low <= value <= high:
                 wanted = {

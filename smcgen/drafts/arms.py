@@ -12,6 +12,7 @@ from smcgen.drafts.hedge import POLICIES
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
 from smcgen.target import LM, Handle
+from smcgen.values import is_number
 
 DEFAULT_POLICY = "restarting"
 
@@ -53,7 +54,7 @@ def check_costs(costs: Any, drafts: Any) -> None:
     """Raises UsageError unless `costs` is None or has a number for each of `drafts` (one, or a list)."""
     count = len(drafts) if isinstance(drafts, Sequence) and not isinstance(drafts, str) else 1
     numbers: Sequence[Any] = [] if isinstance(costs, str) or not isinstance(costs, Sequence) else costs
-    if costs is not None and (len(numbers) != count or not all(_is_number(c) and 0 <= c < math.inf for c in numbers)):
+    if costs is not None and (len(numbers) != count or not all(is_number(c) and 0 <= c < math.inf for c in numbers)):
         raise UsageError(f"draft_costs={costs!r}: give a number for each draft, the cost of a token in forwards of the target")
 
 
@@ -67,7 +68,3 @@ def read_state(state: Any) -> dict[str, Any] | None:
     if state is not None and not (isinstance(state, dict) and isinstance(state.get("arrays"), dict)):
         raise UsageError("policy_state: give info['policy_state'] of another run, or the path of a JSON file that holds it")
     return state
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

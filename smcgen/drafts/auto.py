@@ -26,6 +26,7 @@ from smcgen.kernels.categorical import log_softmax
 from smcgen.kernels.truncate import truncate
 from smcgen.kernels.verify import levels
 from smcgen.lm.base import LanguageModel
+from smcgen.plan import DEFAULT_PARTICLES, is_plain
 from smcgen.target import LM, WHOLE, Factor, Target, Truncation
 
 CHAINS = (1, 2, 4, 8)
@@ -177,11 +178,11 @@ def choose_weighted(
     """Particles for powers and potentials; `reason` says why there must be weights."""
     best = max(range(len(names)), key=lambda d: accepted[d].of[1])
     rate = accepted[best].of[1]
-    n, why_n = particles or 8, "given" if particles else "the default"
-    if particles is None and costs is not None and (groups * 16, 1) in costs.target:
-        ratio = costs.round(best, groups * 16, 4) / costs.round(best, groups * 8, 4)
+    n, why_n = particles or DEFAULT_PARTICLES, "given" if particles else "the default"
+    if particles is None and costs is not None and (groups * 2 * n, 1) in costs.target:
+        ratio = costs.round(best, groups * 2 * n, 4) / costs.round(best, groups * n, 4)
         if ratio < 1.25:
-            n, why_n = 16, f"twice 8 costs {ratio:.2f} times as much"
+            n, why_n = 2 * n, f"twice {n} costs {ratio:.2f} times as much"
     s = leniency if leniency is not None else 2.0 if alpha != 1 or not hard else 1.5
     k = block if block is not None else 4 if (hard and alpha == 1) or rate >= 0.9 else 2
     why = (
@@ -195,8 +196,7 @@ def choose_weighted(
 def lossless(target: Factor, particles: int | None, leniency: float | None, on_budget: str, weights: bool = False) -> bool:
     """Whether the target is one language model as it is, and nothing that was given asks for weights (`weights`: something
     else does)."""
-    whole = Target.product(*target.factors())
-    plain = not whole.potentials and len(whole.lms) == 1 and whole.lms[0][1] == 1 and on_budget == "truncate"
+    plain = is_plain(Target.product(*target.factors()), on_budget)
     return plain and particles in (None, 1) and leniency in (None, 1) and not weights
 
 
@@ -304,6 +304,6 @@ def costs_of(
     if exact:
         many = [m for m in CHAINS if m == 1 or groups * m <= MOST_ROWS] if chains is None else [1, chains]
     else:
-        many = [8, 16] if particles is None else [particles]
+        many = [DEFAULT_PARTICLES, 2 * DEFAULT_PARTICLES] if particles is None else [particles]
     rows = sorted({groups * m for m in many} | ({groups} if exact else set()))
     return measure(target, drafts, rows, WIDTHS)

@@ -19,6 +19,7 @@ import torch
 
 from smcgen.errors import UsageError
 from smcgen.lm.base import Context, LanguageModel
+from smcgen.values import is_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class NGram:
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.order, bool) or not isinstance(self.order, int) or self.order < 1:
+        if not is_whole(self.order) or self.order < 1:
             raise UsageError(f"order={self.order!r}: give an integer of at least 1")
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
+        if not is_number(self.share) or not 0 < self.share < 1:
             raise UsageError(f"share={self.share!r}: give a number between 0 and 1")
         if self.model is not None:
             from smcgen.target import LM

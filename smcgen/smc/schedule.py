@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from smcgen.errors import UsageError
+from smcgen.values import is_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Ramp:
     of: Literal["models", "potentials", "all"] = "models"
 
     def __post_init__(self) -> None:
-        numbers = isinstance(self.first, int | float) and isinstance(self.rounds, int)
+        numbers = is_number(self.first) and is_whole(self.rounds)
         if not numbers or not (math.isfinite(self.first) and self.first > 0) or self.rounds < 1:
             raise UsageError(f"{self}: give first > 0 (a share of the exponents) and rounds >= 1")
         if self.of not in ("models", "potentials", "all"):
