@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import smcgen as sg
-from smcgen.drafts.bandits import POLICIES, UCB1, Policy, Restarting, SlidingUCB, Thompson, UCBTuned
-from smcgen.drafts.hedge import Hedge
+from smcgen.drafts.bandits import UCB1, Policy, Restarting, SlidingUCB, Thompson, UCBTuned
+from smcgen.drafts.hedge import POLICIES, Hedge
 
 _spec = importlib.util.spec_from_file_location("bandits_benchmark", Path(__file__).parent.parent / "benchmarks" / "bandits.py")
 assert _spec is not None

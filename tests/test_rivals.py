@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import smcgen as sg
-from smcgen.drafts.bandits import POLICIES, Policy
-from smcgen.drafts.hedge import Hedge
+from smcgen.drafts.bandits import Policy
+from smcgen.drafts.hedge import POLICIES, Hedge
 from smcgen.proposals.rivals import RivalProposal
 from tests.statistics import evidence_z, law_p_value, many
 from tests.tables import Exact, TableLM, tables

@@ -222,7 +222,9 @@ def test_options_of_other_types_are_refused(options):
         sg.sample(lm, "ca", **options)
 
 
-@pytest.mark.parametrize("ramp", [(True, 2), (0.5, True), ("x",), (0.5, "2"), (0.5, float("nan")), (0.5, 1.5), (0.0,), (0.5, 0)])
+@pytest.mark.parametrize(
+    "ramp", [(True, 2), (0.5, True), ("x",), (0.5, "2"), (0.5, float("nan")), (0.5, 1.5), (0.0,), (0.5, 0)]
+)
 def test_ramps_are_checked(ramp):
     with pytest.raises(sg.UsageError):
         sg.Ramp(*ramp)

@@ -171,6 +171,3 @@ class Restarting(UCBTuned):
         changed = (pulls >= self.least) & (np.abs(window / self.recent - before) > self.threshold)
         for array in (self.pulls, self.total, self.square, self.last):
             array[changed] = 0
-
-
-POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Policy, UCB1, UCBTuned, Thompson, SlidingUCB, Restarting)}

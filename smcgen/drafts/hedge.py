@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smcgen.drafts.bandits import POLICIES, Policy
-
-__all__ = ["POLICIES", "DraftHedge", "Hedge"]
+from smcgen.drafts.bandits import UCB1, Policy, Restarting, SlidingUCB, Thompson, UCBTuned
 
 
 class Hedge(Policy):
@@ -53,4 +51,4 @@ class DraftHedge(Hedge):
         super().__init__(arms, runs, rate=1.0, share=1e-3)
 
 
-POLICIES[DraftHedge.name] = DraftHedge
+POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Policy, UCB1, UCBTuned, Thompson, SlidingUCB, Restarting, DraftHedge)}

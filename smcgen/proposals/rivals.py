@@ -142,7 +142,7 @@ class RivalProposal(LenientProposal):
             self.rounds[arm] += 1
         self.drafted = max((self.arms[arm][1] for arm in chosen.values()), default=1)
         block = super().extend(particles, world)
-        if not any(isinstance(policy, Hedge) for policy in self.policies):
+        if not isinstance(self.together, Hedge):
             self._learn(chosen, particles, block)
         return block
 
@@ -165,7 +165,7 @@ class RivalProposal(LenientProposal):
 
     def settle(self, judgement: Judgement) -> Block:
         block = super().settle(judgement)
-        if any(isinstance(policy, Hedge) for policy in self.policies):
+        if isinstance(self.together, Hedge):
             self._learn_all(judgement, block)
         return block
 
