@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from smcgen.drafts.arms import DEFAULT_POLICY, check_policy, look_ups, read_state, rivals_of
@@ -143,6 +144,7 @@ class Plan:
 def make_plan(
     target: Factor,
     draft: LM | NGram | str | Sequence[LM | NGram | str] | None,
+    *,
     particles: int | None,
     block: int | Sequence[int] | None,
     max_tokens: int,
@@ -159,13 +161,13 @@ def make_plan(
     chains: int,
     mode: str,
     candidates: int | None,
-    policy: str | None,
-    draft_costs: Sequence[float] | None,
     verification: str | None,
+    collapse: bool | None,
+    policy: str | None = None,
+    draft_costs: Sequence[float] | None = None,
     reward: str | None = None,
-    policy_state: Any = None,
+    policy_state: dict[str, Any] | str | Path | None = None,
     arm_costs: Sequence[float] | None = None,
-    collapse: bool | None = False,
 ) -> Plan:
     """Checks a call's arguments (see `smcgen.sample`); raises UsageError."""
     if not isinstance(target, Factor):
@@ -278,11 +280,34 @@ def make_plan(
     costs = tuple(draft_costs or [0.0] * (len(rivals) + 1)) if several else ()
     arm_costs = tuple(arm_costs or (1 + k * c for c in costs for k in blocks))
     return Plan(
-        target, draft, particles, max(blocks), max_tokens, seed, runs, stops, on_budget, resampling,
-        threshold, anneal or Ramp(), draft_temperature, deterministic, leniency, chains, mode, candidates,
-        rivals, policy or DEFAULT_POLICY, costs, verification, blocks, reward or "speed", read_state(policy_state), arm_costs,
-        _check_collapse(collapse, target, on_budget, particles, mode, anneal),
-    )  # fmt: skip
+        target=target,
+        draft=draft,
+        particles=particles,
+        block=max(blocks),
+        max_tokens=max_tokens,
+        seed=seed,
+        runs=runs,
+        stop=stops,
+        on_budget=on_budget,
+        resampling=resampling,
+        threshold=threshold,
+        anneal=anneal or Ramp(),
+        draft_temperature=draft_temperature,
+        deterministic=deterministic,
+        leniency=leniency,
+        chains=chains,
+        mode=mode,
+        candidates=candidates,
+        rivals=rivals,
+        policy=policy or DEFAULT_POLICY,
+        draft_costs=costs,
+        verification=verification,
+        blocks=blocks,
+        reward=reward or "speed",
+        policy_state=read_state(policy_state),
+        arm_costs=arm_costs,
+        collapse=_check_collapse(collapse, target, on_budget, particles, mode, anneal),
+    )
 
 
 def _check_exact(

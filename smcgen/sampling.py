@@ -129,6 +129,19 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         if one is not None:
             check_prompt(one)
     choice, arm_costs = None, None
+    kept: dict[str, Any] = {  # what mode="auto" does not choose
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "runs": runs,
+        "stop": stop,
+        "on_budget": on_budget,
+        "resampling": resampling,
+        "threshold": threshold,
+        "anneal": anneal,
+        "deterministic": deterministic,
+        "candidates": candidates,
+        "collapse": collapse,
+    }
     if mode == "auto":
         from smcgen.drafts.auto import candidates_of, lossless, resolve
 
@@ -141,10 +154,17 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         check_policy(policy, draft_costs, draft, reward)
         for one in [one for _, one in candidates_of(draft, exact, leniency)] or [None]:
             make_plan(
-                target, one, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-                draft_temperature, deterministic, leniency, 1 if chains is None else chains, "exact" if exact else "smc",
-                candidates, None, None, verification, collapse=collapse,
-            )  # fmt: skip
+                target,
+                one,
+                particles=particles,
+                block=block,
+                draft_temperature=draft_temperature,
+                leniency=leniency,
+                chains=1 if chains is None else chains,
+                mode="exact" if exact else "smc",
+                verification=verification,
+                **kept,
+            )
         _check_groups(groups)
         if verification == "block":
             chains = 1
@@ -161,12 +181,23 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             block = chains = draft_temperature = verification = None
         if draft is None or not isinstance(block, list | tuple) or len(block) < 2:
             policy = reward = None  # nothing is left to choose
-    chains = 1 if chains is None else chains
     plan = make_plan(
-        target, draft, particles, block, max_tokens, seed, runs, stop, on_budget, resampling, threshold, anneal,
-        draft_temperature, deterministic, leniency, chains, mode, candidates, policy, draft_costs, verification,
-        reward, policy_state, arm_costs, collapse,
-    )  # fmt: skip
+        target,
+        draft,
+        particles=particles,
+        block=block,
+        draft_temperature=draft_temperature,
+        leniency=leniency,
+        chains=1 if chains is None else chains,
+        mode=mode,
+        verification=verification,
+        policy=policy,
+        draft_costs=draft_costs,
+        reward=reward,
+        policy_state=policy_state,
+        arm_costs=arm_costs,
+        **kept,
+    )
     if choice is None:
         _check_baseline(baseline, draft)
     if keys is None:
