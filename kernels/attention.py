@@ -105,7 +105,7 @@ def write(
         rope: cosines and sines, [positions, dim] each, for the rotation of halves (Su et al., "RoFormer", 2021); token t of
             row b is rotated by line length[b] + t.
         norms: weights [dim] for queries and for keys and epsilon: each head is RMS-normalised before its rotation.
-        places: what `new_places` gives, if it is at hand (a GPU needs it not).
+        places: what `new_places` gives, if it is at hand (a GPU does not need it).
     """
     if on_triton(key):
         from smcgen.kernels.gpu import write as gpu

@@ -1,4 +1,4 @@
-"""Truncated next-token laws: top-k, top-p and min-p, the torch reference.
+"""Truncated next-token laws: top-k, top-p and min-p, in torch on every device.
 
 They make another base model: tokens outside the set have probability 0, the rest is normalised anew. Top-p is the nucleus of
 Holtzman et al., "The curious case of neural text degeneration" (2020); min-p is Nguyen et al., "Turning up the heat" (2024).

@@ -26,7 +26,7 @@ class Report:
     Attributes:
         verdict: "exact" or "checked at the end"; `doubts` says why, `notes` and `warnings` what else to know.
         examples: accepted texts, drawn without a model.
-        unfinished: how many draws did not end within 400 bytes, or came to a dead end.
+        unfinished: how many draws did not end within 400 bytes, came to a dead end, or failed the check at the end.
         bind_ms: time to compile for the vocabulary.
         runs_on: what computes the masks for the vocabulary.
         mask_us: mean and 95th percentile time of one mask, warm, in microseconds, over `masks` masks; None without
@@ -56,7 +56,8 @@ class Report:
         lines += [f"  example: {example!r}" for example in self.examples]
         if self.unfinished:
             texts = "random text" if self.unfinished == 1 else "random texts"
-            lines.append(f"  {self.unfinished} {texts} did not end within {LONGEST} bytes")
+            failed = "" if self.verdict == "exact" else ", or failed the check at the end"
+            lines.append(f"  {self.unfinished} {texts} did not end within {LONGEST} bytes{failed}")
         if self.mask_us is not None:
             mean, high = self.mask_us
             lines.append(f"  masks: {mean:.0f} us mean, {high:.0f} us p95 ({self.masks} masks), bound in {self.bind_ms:.0f} ms")

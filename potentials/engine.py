@@ -189,6 +189,7 @@ def _executor(threads: int) -> LLExecutor:
 
 @functools.cache
 def bytes_vocabulary() -> Vocabulary:
+    """A token for each byte and an end token, for questions about texts alone."""
     return Vocabulary("bytes", [*(bytes([i]) for i in range(256)), b"<end>"], special=(256,), end_ids=(256,))
 
 

@@ -70,7 +70,7 @@ def _from_json(line: str, where: str) -> Any:
 
 
 def template_free(prompts: list[Any]) -> bool:
-    """Whether all prompts are plain text."""
+    """Whether all prompts are text without special tokens of a chat template, as `<|...|>`."""
     return all(isinstance(prompt, str) and "<|" not in prompt for prompt in prompts)
 
 

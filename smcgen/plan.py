@@ -30,7 +30,15 @@ MODES = ("smc", "exact")  # and "auto", which becomes one of them before a plan 
 
 @dataclass(frozen=True)
 class Plan:
-    """A call to `sample` with every argument checked and every default filled in."""
+    """A call to `sample` with every argument checked and every default filled in; fields without a word here are its arguments.
+
+    Attributes:
+        draft, rivals: the first draft, and the others that a policy may choose.
+        block, blocks: the most tokens drafted in a round, and all lengths that a policy may choose.
+        draft_costs: of a token of each draft, in forwards of the target; empty if nothing is to be chosen.
+        arm_costs: of a round with each of `arms`, likewise.
+        policy_state: what the policy has learned before, as `Policy.state` gives it.
+    """
 
     target: Target
     draft: LM | None

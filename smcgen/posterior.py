@@ -58,6 +58,8 @@ class Sample:
         token_log_p: per token, under each language-model factor: [tokens][factors].
         token_log_q: per token, under the law it was drawn from (draft, mask and temperature included).
         reason: "end", "stop", "budget" or "dead".
+        run: which of the runs, from 0.
+        root: the particle of the run's first round that it descends from.
     """
 
     text: str

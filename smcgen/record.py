@@ -49,13 +49,14 @@ class Record:
     Attributes:
         fields: the arrays named in ITEM_FIELDS.
         log_evidence: float64 [items], log Z-hat of each run.
-        prompts: text of each prompt; prompt p owns items p * runs ... p * runs + runs - 1.
+        prompts, runs: text of each prompt; prompt p owns items p * runs ... p * runs + runs - 1.
         settings: everything that decided the run, as written to JSON.
         info: what it cost.
         texts_of: item -> the texts of its particles.
         piece_of: token id -> its bytes.
         rounds_of: item -> its rounds.
         keys: the item key of each prompt.
+        drawn: what `uniforms` gave last, by its count.
     """
 
     fields: dict[str, torch.Tensor]

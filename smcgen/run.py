@@ -84,6 +84,13 @@ class Stage:
 def run(
     plan: Plan, prompts: list[Any], chat: bool | None, keys: list[int], groups: int | None, progress: bool | None
 ) -> Record:
+    """Runs all items of a plan.
+
+    Args:
+        prompts: text, chat messages or token ids each, or None where every model has its own.
+        chat, groups, progress: as in `smcgen.sample`.
+        keys: the item key of each prompt.
+    """
     began = time.perf_counter()
     loaded = _load(plan, prompts, chat, keys)
     models, drafts, vocabulary, text_of = loaded.models, loaded.drafts, loaded.vocabulary, loaded.text_of
@@ -293,9 +300,8 @@ def _encode(
     lms: list[LM], models: list[LanguageModel], prompts: list[Any], chat: bool | None
 ) -> tuple[list[Prompt], list[list[tuple[int, ...]]]]:
     """The prompts as potentials see them, and the token ids that each factor reads for each."""
-    if any(prompt is None for prompt in prompts):
-        if any(lm.prompt is None for lm in lms):
-            raise UsageError("no prompt: give one to the call, or to every language model with lm.given(prompt)")
+    if any(prompt is None for prompt in prompts) and any(lm.prompt is None for lm in lms):
+        raise UsageError("no prompt: give one to the call, or to every language model with lm.given(prompt)")
     if any(isinstance(text, str) and not text for text in [*prompts, *(lm.prompt for lm in lms)]):
         begin = models[0].vocabulary.bos_id
         remedy = "" if begin is None else f" (for text from nothing, the token ids [{begin}])"

@@ -39,6 +39,13 @@ def test_examples_satisfy_what_is_checked_at_the_end():
     assert all(len(set(text.replace(" ", ""))) >= 2 and json_schema(schema).accepts(text) for text in report.examples)
 
 
+def test_examples_that_fail_the_check_are_said_to():
+    schema = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2, "maxItems": 2}
+    report = describe(json_schema(schema), examples=2)
+    assert (report.examples, report.unfinished) == ([], 8)
+    assert "8 random texts did not end within 400 bytes, or failed the check at the end" in str(report)
+
+
 def test_same_seed_same_examples_and_impossible_is_raised():
     assert describe(regex("[a-z]{3}"), seed=5).examples == describe(regex("[a-z]{3}"), seed=5).examples
     with pytest.raises(Impossible):

@@ -99,10 +99,10 @@ class Rope:
 
 
 @torch.no_grad()
-def fuse(model: Any, calls: Probe) -> Rope | str:
+def fuse(model: Any, probe: Probe) -> Rope | str:
     """Fuses every layer of `model` in place, or none.
 
-    calls: how the layers of the model call attention.
+    probe: how the layers of the model call attention.
 
     Returns the tables of positions, to be asked to `reach` as far as the model will read, or the reason why the model stays as
     it is."""
@@ -110,7 +110,7 @@ def fuse(model: Any, calls: Probe) -> Rope | str:
     if reason is not None:
         return reason
     base, layers, rotary = model.base_model, model.base_model.layers, model.base_model.rotary_emb
-    known = {call["layer"]: call for call in calls.calls}
+    known = {call["layer"]: call for call in probe.calls}
     for i, layer in enumerate(layers):
         call = known[i]
         if call["softcap"] is not None or call["sinks"] is not None:

@@ -28,7 +28,7 @@ MULTIPLE = 64  # on a GPU prompts are padded to multiples of it, as kernels are 
 
 @dataclass
 class PagedContext(Context):
-    """Rows whose K/V lie in pages. `isolate`: one forward per group."""
+    """Rows whose K/V lie in `pages`. `isolate`: one forward per group (see `LanguageModel.open`)."""
 
     pages: Pages
     isolate: bool
@@ -41,6 +41,9 @@ class PagedLM:
 
     Attributes:
         model: the transformers model, in evaluation mode, its attention replaced.
+        shape: what it stores for each token.
+        page: tokens of a page.
+        multiple: prompts are padded to multiples of it.
         ignored: settings of the model's own generation defaults that change probabilities, which nothing here applies.
         fusion: the position tables of fused layers (`smcgen.lm.fused`), or why the layers are as transformers has them.
         compiled: True if the layers are compiled (`smcgen.lm.compiled`), False if nobody asked, or why they are not.
