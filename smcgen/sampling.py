@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,7 +232,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
 
 def _compare(info: dict[str, Any], plain: dict[str, Any]) -> None:
     """Notes the baseline in `info`, and warns of a draft that does not pay."""
-    speedup = info["tokens_per_second"] / plain["tokens_per_second"]
+    # Where every particle died at once there is nothing to compare.
+    speedup = info["tokens_per_second"] / plain["tokens_per_second"] if plain["tokens_per_second"] else math.nan
     info["baseline"] = {
         "tokens_per_second": plain["tokens_per_second"],
         "step_seconds": plain["step_seconds"],

@@ -142,6 +142,8 @@ def test_baseline():
     assert slow["speedup"] > 0
     with pytest.raises(sg.UsageError, match="without a draft"):
         sg.sample(LM, "ca", baseline=True, max_tokens=3)
+    with pytest.raises(sg.NoSurvivors):  # not a division by the speed of nothing
+        sg.sample(LM * sg.regex("a+"), "ca", draft=SMALL, max_tokens=1, on_budget="condition", baseline=True, seed=1)
 
 
 def test_a_draft_slower_than_the_model_is_warned_of(monkeypatch):

@@ -108,8 +108,6 @@ def weigh_tokens_after_the_end(patch):
     original = DraftProposal.extend
 
     def extend(self, particles, world):
-        block = {}
-
         class Blind(Ending):
             def advance(self, token, state, length):
                 reason, state = Ending.advance(self, token, state, length)
