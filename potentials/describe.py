@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from smcgen.errors import UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import Potential, Prompt
+from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import bytes_vocabulary
 from smcgen.potentials.tabled import Tabled
+from smcgen.target import LM
 
 LONGEST = 400  # bytes of an example
 CPU = torch.device("cpu")
@@ -65,11 +68,15 @@ class Report:
         return "\n".join(lines)
 
 
-def describe(constraint: Any, vocabulary: Vocabulary | None = None, examples: int = 5, seed: int = 0) -> Report:
-    """Binds `constraint` (a grammar, a schema, a regular condition), draws example texts from its masks alone, and measures
-    masks on `vocabulary` if one is given.
+def describe(constraint: Potential, vocabulary: Vocabulary | LM | None = None, examples: int = 5, seed: int = 0) -> Report:
+    """Binds `constraint` (a grammar, a schema, a condition on the text), draws example texts from its masks alone, and measures
+    masks on the tokens of `vocabulary`, a language model's, if one is given.
 
-    Raises what binding raises: UsageError, Impossible."""
+    Raises UsageError for a potential that has no masks, and what binding raises: UsageError, Impossible."""
+    if not isinstance(constraint, Potential) or not constraint.hard:
+        raise UsageError(f"describe: {constraint!r} has no masks: give one grammar, schema or condition on the text")
+    if isinstance(vocabulary, LM):
+        vocabulary = vocabulary.load().vocabulary
     random = np.random.default_rng(seed)
     found: list[str] = []
     small = constraint.bind(bytes_vocabulary(), (), CPU)
@@ -77,7 +84,7 @@ def describe(constraint: Any, vocabulary: Vocabulary | None = None, examples: in
     while len(found) < examples and tries < 4 * examples:
         tries += 1
         text = _draw(small, random)
-        if text is not None and (constraint.exact or constraint.accepts(text)):
+        if text is not None and (constraint.exact or (isinstance(constraint, Constraint) and constraint.accepts(text))):
             found.append(text)
     report = Report(
         constraint.name,
@@ -125,21 +132,25 @@ def _time(bound: Potential, texts: Sequence[str], vocabulary: Vocabulary) -> lis
     costs = []
     for text in texts:
         tokens = _tokens(text, vocabulary)
-        costs += _time_tables(bound, tokens) if isinstance(bound, Tabled) else _time_matcher(bound, tokens)
+        costs += _time_matcher(bound, tokens) if isinstance(bound, Constraint) else _time_state(bound, tokens)
     return costs
 
 
-def _time_tables(bound: Tabled, tokens: Sequence[int]) -> list[float]:
+def _time_state(bound: Potential, tokens: Sequence[int]) -> list[float]:
     costs, state, one = [], bound.start([Prompt((), "")], 1), torch.ones(1, dtype=torch.int64)
+    words, active = torch.zeros(1, (len(bound.vocabulary) + 31) // 32, dtype=torch.int32), torch.ones(1, dtype=torch.bool)
     for token in tokens:
         before = time.perf_counter()
-        bound.bits(state)
+        if isinstance(bound, Tabled):
+            bound.bits(state)
+        else:
+            bound.mask(state, words, active)
         costs.append(time.perf_counter() - before)
         bound.extend(state, torch.tensor([[token]]), one)
     return costs
 
 
-def _time_matcher(bound: Any, tokens: Sequence[int]) -> list[float]:
+def _time_matcher(bound: Constraint, tokens: Sequence[int]) -> list[float]:
     costs, row = [], np.zeros((1, bound.engine.width), np.int32)
     matcher: Any = bound.engine.matcher()
     for token in tokens:

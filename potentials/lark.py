@@ -55,6 +55,8 @@ def lark(
         if start is not None or parser is not None:
             raise UsageError("lark: start and parser belong to the Lark object that was given, set them there")
         return Grammar(grammar, "lark(<Lark object>)", exact)
+    if not isinstance(grammar, str | os.PathLike):
+        raise UsageError(f"lark: give the text or the path of a grammar, or a Lark object, not {type(grammar).__name__}")
     path = _path(grammar)
     name = f"lark({path.name!r})" if path else "lark(<text>)"
     if parser not in (None, "earley", "lalr"):

@@ -64,7 +64,8 @@ def reward(
         raise UsageError(f"reward: early={early!r}: give a number in (0, 1] or a Ramp")
     if at == "end" and early != 1.0:
         raise UsageError("reward: early has no effect at='end': no prefix is judged; give at='block', 'line' or a pattern")
-    if timeout is not None and (isinstance(model, RewardModel) or not 0 < timeout < math.inf):
+    timed = is_number(timeout) and 0 < timeout < math.inf
+    if timeout is not None and (isinstance(model, RewardModel) or not timed):
         raise UsageError(f"reward: timeout={timeout!r}: give a positive number of seconds, and a function to be timed")
     name = name or (model.name if isinstance(model, RewardModel) else str(getattr(model, "__name__", type(model).__name__)))
     return RewardPotential(model, float(beta), at, early, timeout, name)

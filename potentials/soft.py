@@ -18,6 +18,8 @@ def phrases(log_weights: Mapping[str, float]) -> FunctionPotential:
         log_weights: phrase -> a finite number, positive for what is wanted and negative for what is not. Occurrences of one
             phrase do not overlap. What must not occur at all is a hard condition: `avoids`.
     """
+    if not isinstance(log_weights, Mapping):
+        raise UsageError(f"phrases: {log_weights!r}: give a dict of phrases with their log weights")
     weights = dict(log_weights)
     if not weights:
         raise UsageError("phrases: give at least one phrase with its log weight")

@@ -372,8 +372,8 @@ class Posterior:
 
     def to_genlm_json(self, path: str | Path | None = None, run: int = 0) -> str:
         """One run in the record format that genlm-control's `InferenceVisualizer` opens; written as by `to_json`."""
-        if not 0 <= run < len(self._items):
-            raise UsageError(f"run={run}: this result has {len(self._items)} run(s), counted from 0")
+        if not is_whole(run) or not 0 <= run < len(self._items):
+            raise UsageError(f"run={run!r}: this result has {len(self._items)} run(s), counted from 0")
         record = genlm_record(self.rounds[run], self._record.piece_of)
         return written(json.dumps(record, ensure_ascii=False), path)
 

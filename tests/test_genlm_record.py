@@ -76,7 +76,7 @@ def test_copies_made_in_the_last_round_are_a_step():
 def test_only_a_run_that_exists():
     post = sg.sample(LM, "ca", particles=4, max_tokens=T, seed=5)
     assert json.loads(post.to_genlm_json()) == json.loads(sg.Posterior.from_json(post.to_json()).to_genlm_json())
-    for run in (-1, 1):
+    for run in (-1, 1, "0"):
         with pytest.raises(sg.UsageError, match="1 run"):
             post.to_genlm_json(run=run)
 

@@ -258,6 +258,9 @@ def test_other_misuse_is_refused():
         lark('start: "a"', parser="cyk")
     with pytest.raises(UsageError, match="belong to the Lark object"):
         lark(larklib.Lark('start: "a"'), start="x")
+    for grammar in (b'start: "a"', 3, None):
+        with pytest.raises(UsageError, match="give the text or the path of a grammar"):
+            lark(grammar)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 import pytest
 
-from smcgen.errors import Impossible
+from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.describe import describe
+from smcgen.potentials.function import potential
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.lark import lark
 from smcgen.potentials.regex import regex
+from smcgen.potentials.text import length
+from smcgen.target import LM
+from tests.tables import tables
 
 VOCABULARY = Vocabulary("small", [*(bytes([i]) for i in range(128)), b"ab", b"<end>"], special=(129,), end_ids=(129,))
 
@@ -50,6 +54,22 @@ def test_same_seed_same_examples_and_impossible_is_raised():
     assert describe(regex("[a-z]{3}"), seed=5).examples == describe(regex("[a-z]{3}"), seed=5).examples
     with pytest.raises(Impossible):
         describe(regex("(?!a)a"))
+
+
+def test_a_condition_on_tokens_is_timed_too_large_for_tables():
+    report = describe(length(max=10**6), VOCABULARY)
+    assert report.runs_on == "host"
+    assert report.mask_us is not None
+
+
+def test_the_tokens_may_be_those_of_a_model():
+    assert describe(regex("a"), LM(tables()[0])).masks > 0
+
+
+def test_what_has_no_masks_is_refused():
+    for other in (potential(len), regex("a") * regex("b"), "a"):
+        with pytest.raises(UsageError, match="has no masks"):
+            describe(other)
 
 
 def test_special_literals_are_reported():

@@ -132,3 +132,6 @@ def test_bad_declarations():
         potential("module:name")
     with pytest.raises(UsageError, match="nan="):
         potential(lambda text: 0.0, nan="ignore")
+    for timeout in (0, math.inf, "5", True):
+        with pytest.raises(UsageError, match="timeout="):
+            potential(lambda text: 0.0, timeout=timeout)

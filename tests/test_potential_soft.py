@@ -81,6 +81,7 @@ def test_units():
         (lambda: phrases({"": 1.0}), "not empty"),
         (lambda: phrases({"a": -math.inf}), "use avoids"),
         (lambda: phrases({"a": math.nan}), "finite number"),
+        (lambda: phrases(["a"]), "give a dict"),
         (lambda: target_length(10, 0), "scale=0"),
         (lambda: target_length(-1, 1), "n=-1"),
         (lambda: target_length(10, 1, "tokens"), "max_tokens"),

@@ -20,6 +20,7 @@ from smcgen.potentials.calls import Late, shortened, wait
 from smcgen.potentials.function import FunctionPotential
 from smcgen.potentials.history import ROOT, History
 from smcgen.target import LM
+from smcgen.values import is_number
 
 
 def from_genlm(potential: Any, *, timeout: float | None = None, name: str | None = None) -> GenlmPotential:
@@ -38,7 +39,7 @@ def from_genlm(potential: Any, *, timeout: float | None = None, name: str | None
     for attribute in ("vocab", "lookup", "eos", "batch_prefix", "batch_complete"):
         if not hasattr(potential, attribute):
             raise UsageError(f"from_genlm: expected a potential of genlm-control, got {type(potential).__name__}")
-    if timeout is not None and not 0 < timeout < math.inf:
+    if timeout is not None and not (is_number(timeout) and 0 < timeout < math.inf):
         raise UsageError(f"from_genlm: timeout={timeout!r}: give a positive number of seconds, or None")
     return GenlmPotential(potential, timeout, name or f"genlm({type(potential).__name__})")
 
