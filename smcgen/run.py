@@ -229,16 +229,13 @@ def _proposal(plan: Plan, drafts: list[LanguageModel], shape: tuple[int, int, in
     if not drafts:
         return TargetProposal() if plan.candidates is None else RejectionProposal(plan.candidates)
     reader, *others = (Reader(draft, shape, *room) for draft in drafts)
+    judgement = BlockJudgement if plan.verification == "block" else None
     if len(plan.arms) > 1:
-        options = (plan.arms, plan.arm_costs, functools.partial(_policy, plan), plan.reward)
-        proposal = RivalProposal(Rivals([reader, *others]), *plan.draft_law, plan.leniency, plan.chains, *options)
-    elif plan.leniency == math.inf:
+        options = (plan.arms, plan.arm_costs, functools.partial(_policy, plan), plan.reward, judgement)
+        return RivalProposal(Rivals([reader, *others]), *plan.draft_law, plan.leniency, plan.chains, *options)
+    if plan.leniency == math.inf:
         return DraftProposal(reader, plan.block, *plan.draft_law)
-    else:
-        proposal = LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains)
-    if plan.verification == "block":
-        proposal.judgement = BlockJudgement
-    return proposal
+    return LenientProposal(reader, plan.block, *plan.draft_law, plan.leniency, plan.chains, judgement)
 
 
 def _policy(plan: Plan) -> Policy:

@@ -91,8 +91,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         chains: M, candidate continuations that each particle drafts (default 1; only with a finite leniency).
         mode: "smc"; "exact": one particle at leniency 1, the law of the language model itself; or "auto": a short pilot and a
             table of forward times, both before the run, choose among these, and the draft, particles, chains, block and
-            leniency where they are not given. `info["auto"]` says what was chosen and why. As the times are measured, so is
-            the choice: repeat a run with the options that it names.
+            leniency where they are not given. `info["auto"]` says what was chosen and why. The times are measured, so the
+            choice can differ from call to call: to repeat a run, give the options that it names.
         policy: chooses among several drafts and block lengths: restarting (the default), ucb-tuned, ucb1, thompson,
             sliding-ucb, fixed (the first), or hedge, for which all drafts read the verified tokens, so that each round teaches
             about all of them.
@@ -100,12 +100,12 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             the most accepted draft (and the longest block) wins.
         reward: what a policy maximises, "speed" (the default: tokens per unit of cost, times the share of particles that the
             weights of a block leave effective) or "acceptance".
-        policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it. Each
-            prompt begins with it, learns for itself, and all together is what is kept.
+        policy_state: what a policy has learned in another run, its `info["policy_state"]`, or the JSON file that holds it. The
+            policy of each prompt starts from it; what is kept is the state of one more, which sees the rounds of all prompts.
         verification: in mode="exact" with one chain, "block" (drafted tokens are judged together, so that more are kept; the
             default there) or "token" (one after the other).
-        baseline: run the same without a draft afterwards; `info["baseline"]` has its tokens per second and the speed-up, and a
-            draft that does not pay is warned of.
+        baseline: run the same without a draft afterwards; `info["baseline"]` has its tokens per second and the speed-up. Warns
+            if the draft does not pay.
         candidates: without a draft: judge up to this many candidates for each token with all potentials, so that no particle
             takes a token that kills it (adaptive weighted rejection). For functions that can only judge, and kill often.
         collapse: for plain text in mode="smc": once a particle has finished, one is drawn by weight, finished or not, and goes

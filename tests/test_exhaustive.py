@@ -65,9 +65,7 @@ def test_two_chains(leniency, alpha):
 
 
 def judged_together(reader):
-    proposal = LenientProposal(reader, K, 1.0, WHOLE, 1.0, 1)
-    proposal.judgement = BlockJudgement
-    return proposal
+    return LenientProposal(reader, K, 1.0, WHOLE, 1.0, 1, BlockJudgement)
 
 
 def test_block_verification_is_exact():
@@ -82,9 +80,7 @@ def test_block_verification_is_exact():
 def test_block_verification_keeps_more(drafted):
     def mean(judgement):
         def make(reader):
-            proposal = LenientProposal(reader, drafted, 1.0, WHOLE, 1.0, 1)
-            proposal.judgement = judgement
-            return proposal
+            return LenientProposal(reader, drafted, 1.0, WHOLE, 1.0, 1, judgement)
 
         blocks, probability = exhaustive.first_blocks(make, drafted)
         assert math.isclose(float(probability.sum()), 1, abs_tol=1e-12)

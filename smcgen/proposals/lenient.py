@@ -41,16 +41,21 @@ class LenientProposal(DraftProposal):
         drafted, temperature, truncation: as in `DraftProposal`.
         leniency: s, finite and >= 1.
         chains: M >= 1. The readers and hard potentials of the world must have as many.
-
-    Attributes:
-        judgement: the rule of acceptance, `Judgement` or a class derived from it.
+        judgement: the rule of acceptance, a class derived from `Judgement`; None is that class itself.
     """
 
-    judgement: type[Judgement]
-
-    def __init__(self, reader: Reader, drafted: int, temperature: float, truncation: Truncation, leniency: float, chains: int):
+    def __init__(
+        self,
+        reader: Reader,
+        drafted: int,
+        temperature: float,
+        truncation: Truncation,
+        leniency: float,
+        chains: int,
+        judgement: type[Judgement] | None = None,
+    ):
         super().__init__(reader, drafted, temperature, truncation)
-        self.leniency, self.chains = leniency, chains
+        self.leniency, self.chains, self.judgement = leniency, chains, judgement or Judgement
         self.least = 1
 
     def trim(self, length: torch.Tensor) -> None:
@@ -265,6 +270,3 @@ class Judgement:
         """log q float64 [G, N, V] of the chain each particle follows."""
         log_q = pick(step.log_mass, self.row).double() - pick(step.log_total, self.row)[..., None]
         return log_q if allowed is None else log_q.masked_fill(~allowed, -torch.inf)
-
-
-LenientProposal.judgement = Judgement

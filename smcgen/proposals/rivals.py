@@ -9,6 +9,7 @@ reads the tokens that were verified, and each round teaches about all arms.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,9 +114,11 @@ class RivalProposal(LenientProposal):
         costs: Sequence[float],
         make: Callable[[], Policy],
         reward: str = "speed",
+        judgement: type[Judgement] | None = None,
     ):
         longest = max(drafted for _, drafted in arms)
-        super().__init__(rivals, longest, temperature, truncation, leniency, chains)  # pyright: ignore[reportArgumentType] reads as a Reader does
+        reader: Any = rivals  # reads as a Reader does
+        super().__init__(reader, longest, temperature, truncation, leniency, chains, judgement)
         self.rivals, self.arms, self.make, self.reward = rivals, list(arms), make, reward
         round_cost = np.array(costs, np.float64)
         self.worth = round_cost.min() / round_cost / self.block  # reward of one token, at most 1 / block
