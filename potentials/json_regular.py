@@ -13,7 +13,7 @@ import json
 from smcgen.potentials.expression import pieces
 from smcgen.potentials.json_formats import FORMATS
 from smcgen.potentials.json_numbers import either, integers, numbers, whole
-from smcgen.potentials.json_types import Array, NotRegular, Null, Number, Object, Text, Truth, Types, Union
+from smcgen.potentials.json_types import Array, NotRegular, Null, Number, Object, Part, Text, Truth, Types, Union
 from smcgen.potentials.pattern import (
     EMPTY,
     Inexpressible,
@@ -66,7 +66,7 @@ class _Writer:
             raise NotRegular("its expression would be too long")
         return text
 
-    def _part(self, part: object) -> str:
+    def _part(self, part: Part) -> str:
         if isinstance(part, Null):
             return "/null/"
         if isinstance(part, Truth):
@@ -75,7 +75,7 @@ class _Writer:
             return _number(part)
         if isinstance(part, Text):
             return _text(part)
-        return self._array(part) if isinstance(part, Array) else self._object(part)  # type: ignore[arg-type]
+        return self._array(part) if isinstance(part, Array) else self._object(part)
 
     def _array(self, array: Array) -> str:
         if array.others is None and (array.longest is None or array.longest > len(array.first)):
@@ -133,7 +133,8 @@ def _number(number: Number) -> str:
     low, high = low if with_low else number.above, high if with_high else number.below
     if number.whole:
         first, last = whole(low, high, with_low, with_high)
-        return f"/{EMPTY if None not in (first, last) and first > last else integers(first, last)}/"  # type: ignore[operator]
+        nothing = first is not None and last is not None and first > last
+        return f"/{EMPTY if nothing else integers(first, last)}/"
     if low is not None and high is not None and (low > high or (low == high and not (with_low and with_high))):
         return f"/{EMPTY}/"
     return f"/{numbers(low, high, with_low, with_high)}/"

@@ -188,7 +188,7 @@ class RivalProposal(LenientProposal):
                 log_q = torch.where(own[:, None, None], judgement.draft_law(i), log_q)
                 shared = torch.minimum(log_p[i], log_q).exp().sum(-1)
                 overlap[d] += torch.where(here, shared, 0.0).sum(-1).cpu().numpy()
-        count = sum(here.sum(-1) for here in used).cpu().numpy()  # pyright: ignore[reportAttributeAccessIssue]
+        count = torch.stack(used).sum((0, 2)).cpu().numpy()
         for group in np.flatnonzero(count):
             a = np.minimum(overlap[:, group] / count[group], 1.0)
             if self.reward == "acceptance":
