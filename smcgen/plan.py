@@ -35,8 +35,7 @@ class Plan:
     Attributes:
         draft, rivals: the first draft, and the others that a policy may choose.
         block, blocks: the most tokens drafted in a round, and all lengths that a policy may choose.
-        draft_costs: of a token of each draft, in forwards of the target; empty if nothing is to be chosen.
-        arm_costs: of a round with each of `arms`, likewise.
+        draft_costs, arm_costs: of a token of each draft, and of a round with each of `arms`, in forwards of the target.
         policy_state: what the policy has learned before, as `Policy.state` gives it.
     """
 
@@ -110,9 +109,7 @@ class Plan:
         """How the text that is left after a collapse goes on: in exact mode, with the rows of its group as chains."""
         chains = 1 if self.draft is None else min(self.rows, MOST_CHAINS)
         judged = "token" if self.draft is None or chains > 1 else "block"
-        return replace(
-            self, particles=1, chains=chains, leniency=1.0, mode="exact", verification=judged, collapse=False
-        )  # fmt: skip
+        return replace(self, particles=1, chains=chains, leniency=1.0, mode="exact", verification=judged, collapse=False)
 
     def settings(self) -> dict[str, Any]:
         """What decides the run, JSON-ready."""

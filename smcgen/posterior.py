@@ -58,8 +58,7 @@ class Sample:
         token_log_p: per token, under each language-model factor: [tokens][factors].
         token_log_q: per token, under the law it was drawn from (draft, mask and temperature included).
         reason: "end", "stop", "budget" or "dead".
-        run: which of the runs, from 0.
-        root: the particle of the run's first round that it descends from.
+        run, root: which of the runs, from 0, and the particle of its first round that this one descends from.
     """
 
     text: str
@@ -293,7 +292,7 @@ class Posterior:
     @property
     def cut(self) -> int:
         """Particles at the end that the budget cut."""
-        return self._count(BUDGET)
+        return int((self._record.fields["reason"][self._items.start : self._items.stop] == BUDGET).sum())
 
     @property
     def cut_probability(self) -> float:
@@ -305,9 +304,6 @@ class Posterior:
     def dead(self) -> int:
         """Particles that died over all rounds (resampling replaces them)."""
         return sum(r.deaths for rounds in self.rounds for r in rounds)
-
-    def _count(self, reason: int) -> int:
-        return int((self._record.fields["reason"][self._items.start : self._items.stop] == reason).sum())
 
     @property
     def prompt(self) -> str:
