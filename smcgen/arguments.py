@@ -129,6 +129,7 @@ def conditions(
     pattern: str | None,
     grammar: Path | None,
     schema: Path | None,
+    blanks: int | None,
     options: list[str] | None,
     wanted: list[str] | None,
     banned: list[str] | None,
@@ -141,7 +142,10 @@ def conditions(
     if grammar is not None:
         yield sg.lark(existing("--grammar", grammar))
     if schema is not None:
-        yield sg.json_schema(existing("--json-schema", schema))
+        spacing = {} if blanks is None else {"blanks": blanks}
+        yield sg.json_schema(existing("--json-schema", schema), **spacing)
+    elif blanks is not None:
+        raise UsageError("--blanks has no effect without --json-schema: leave it out")
     if options:
         yield sg.choice(options)
     if wanted:

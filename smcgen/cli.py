@@ -134,6 +134,7 @@ def sample(
     json_schema: Annotated[
         Path | None, typer.Option(rich_help_panel=TARGET, help="The text is JSON that the schema in this file admits.")
     ] = None,
+    blanks: Annotated[int | None, typer.Option(rich_help_panel=TARGET, help="Most blanks in a row in that JSON (20).")] = None,
     choice: Annotated[
         list[str] | None, typer.Option(rich_help_panel=TARGET, help="The text is one of these; give it once for each.")
     ] = None,
@@ -304,7 +305,7 @@ def sample(
         base = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype, weights=weights, compile=compile)
         lm = base.at(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         target: Factor = lm if alpha == 1 else lm**alpha
-        for factor in conditions(regex, grammar, json_schema, choice, contains, avoid):
+        for factor in conditions(regex, grammar, json_schema, blanks, choice, contains, avoid):
             for doubt in getattr(factor, "doubts", ()):
                 note(f"{factor!r} is checked at the end: {doubt}")
             target = target * factor

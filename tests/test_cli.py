@@ -242,6 +242,17 @@ def test_conditions(run, model, tmp_path):
     assert done.returncode == 3
 
 
+def test_blanks_of_a_schema(run, model, tmp_path):
+    (tmp_path / "s.json").write_text('{"enum": [[1, 2]]}')
+    options = ("-m", "tiny", "--max-tokens", "12", "--seed", "1", "--json", "-d", "none", "--json-schema", "s.json")
+    done = run("sample", "Once.", *options, "--blanks", "0", cwd=tmp_path)
+    assert json.loads(done.stdout)["text"] == "[1,2]", done.stderr
+    done = run("sample", "Once.", *options, "--blanks", "-1", cwd=tmp_path)
+    assert (done.returncode, "blanks=-1: give a number" in done.stderr) == (2, True)
+    done = run("sample", "ab", "-m", model, "--blanks", "2")
+    assert (done.returncode, "without --json-schema" in done.stderr) == (2, True)
+
+
 def test_every_option_of_a_call_is_there():
     """What `sample` in Python has, the command has too."""
     renamed = {"draft_costs": "draft_cost", "reward": "policy_reward"}
