@@ -12,11 +12,12 @@ import torch
 
 from smcgen.errors import UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.options import instead_of
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import bytes_vocabulary
 from smcgen.potentials.tabled import Tabled
-from smcgen.target import LM
+from smcgen.target import LM, Factor
 
 LONGEST = 400  # bytes of an example
 CPU = torch.device("cpu")
@@ -74,7 +75,9 @@ def describe(constraint: Potential, vocabulary: Vocabulary | LM | None = None, e
 
     Raises UsageError for a potential that has no masks, and what binding raises: UsageError, Impossible."""
     if not isinstance(constraint, Potential) or not constraint.hard:
-        raise UsageError(f"describe: {constraint!r} has no masks: give one grammar, schema or condition on the text")
+        wanted = "give one grammar, schema or condition on the text"
+        remedy = wanted if constraint is None or isinstance(constraint, Factor) else instead_of(constraint)
+        raise UsageError(f"describe: {constraint!r} has no masks: {remedy}")
     if isinstance(vocabulary, LM):
         vocabulary = vocabulary.load().vocabulary
     random = np.random.default_rng(seed)

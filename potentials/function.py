@@ -18,7 +18,7 @@ from smcgen.errors import PotentialError, UsageError
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.calls import Caller
 from smcgen.potentials.history import ROOT, History, shown
-from smcgen.values import is_number
+from smcgen.values import is_number, plain
 
 Function = Callable[..., Any]  # the kinds are told in `potential`
 NOTHING: Any = object()  # no state was given; None is a state like any other
@@ -81,7 +81,7 @@ def potential(
     Each distinct text is evaluated once per run, and the value must depend on the text alone."""
     if nan not in ("raise", "kill"):
         raise UsageError(f'potential: nan={nan!r}: write "raise" or "kill"')
-    if timeout is not None and not (is_number(timeout) and 0 < timeout < math.inf):
+    if timeout is not None and not (is_number(plain(timeout)) and 0 < timeout < math.inf):
         raise UsageError(f"potential: timeout={timeout!r}: give a positive number of seconds, or None")
     if function is None:
         return lambda function: potential(

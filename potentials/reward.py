@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from smcgen.errors import PotentialError, UsageError
+from smcgen.options import called
 from smcgen.potentials.base import Potential, Prompt
 from smcgen.potentials.calls import REMEMBERED, Caller, shortened
 from smcgen.potentials.history import ROOT, History, shown
@@ -25,6 +26,7 @@ from smcgen.values import is_number
 Judge = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 
 
+@called
 def reward(
     model: str | RewardModel | Callable[[list[str]], Sequence[float]],
     beta: float = 1.0,

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from smcgen.errors import ModelError, PotentialError, UsageError, first_line
+from smcgen.options import called
 from smcgen.potentials.base import Prompt
 from smcgen.potentials.calls import shortened
 from smcgen.values import is_whole
@@ -49,6 +50,7 @@ class RewardModel:
             as it is.
     """
 
+    @called
     def __init__(
         self,
         model: Any,

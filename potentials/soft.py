@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from smcgen.errors import UsageError
+from smcgen.options import called
 from smcgen.potentials.function import FunctionPotential, potential
-from smcgen.values import is_number
+from smcgen.values import is_number, plain
 
 
 def phrases(log_weights: Mapping[str, float]) -> FunctionPotential:
@@ -20,7 +21,7 @@ def phrases(log_weights: Mapping[str, float]) -> FunctionPotential:
     """
     if not isinstance(log_weights, Mapping):
         raise UsageError(f"phrases: {log_weights!r}: give a dict of phrases with their log weights")
-    weights = dict(log_weights)
+    weights = {phrase: plain(weight) for phrase, weight in log_weights.items()}
     if not weights:
         raise UsageError("phrases: give at least one phrase with its log weight")
     for phrase, weight in weights.items():
@@ -42,6 +43,7 @@ _UNITS: dict[str, Callable[[str], int]] = {
 }
 
 
+@called
 def target_length(n: float, scale: float, unit: Literal["characters", "words", "lines"] = "characters") -> FunctionPotential:
     """phi(text) = exp(-(length - n)**2 / (2 scale**2)): texts of about n units, give or take `scale`.
 

@@ -12,6 +12,7 @@ import torch
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.options import called
 from smcgen.potentials.base import Potential, Prompt, packed
 from smcgen.potentials.pattern import ANY, Inexpressible, occurring, ranges_of, ranges_to_class, words
 from smcgen.potentials.regex import Regular
@@ -46,6 +47,7 @@ def avoids(*what: Pattern) -> Regular:
     return Regular(_name("avoids", what), f"~({' | '.join(parts)})")
 
 
+@called
 def length(min: int = 0, max: int | None = None, unit: Literal["tokens", "chars", "words", "lines"] = "tokens") -> Potential:
     """phi(text) = 1 if the text has from `min` to `max` (None: any number of) units, else 0.
 

@@ -15,6 +15,11 @@ class UsageError(SmcgenError, ValueError):
     exit_code = 2
 
 
+class CallError(UsageError, TypeError):
+    """A call that Python itself would refuse with a TypeError, an unknown option or a product with something else: the message
+    says what to write instead."""
+
+
 class ModelError(SmcgenError):
     """A model that is missing, unreadable, unsupported, mismatched, or that returned NaN."""
 

@@ -22,6 +22,7 @@ from smcgen.diagnostics import Diagnostics, diagnose
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.genlm_record import genlm_record
 from smcgen.html import to_html
+from smcgen.options import called
 from smcgen.potentials.base import BUDGET, DEAD, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
 from smcgen.smc.keys import MAX_SLOTS
@@ -198,6 +199,7 @@ class Posterior:
             root=int(f["root"]),
         )
 
+    @called
     def samples(self, count: int = 1) -> list[Sample]:
         """`count` draws by weight, with replacement. The first is the same whatever `count`; draws from one run are
         dependent. Raises NoSurvivors if every particle died."""
@@ -219,6 +221,7 @@ class Posterior:
         """The text of `sample`."""
         return self.sample.text
 
+    @called
     def texts(self, count: int) -> list[str]:
         """The texts of `samples(count)`."""
         return [sample.text for sample in self.samples(count)]
@@ -366,6 +369,7 @@ class Posterior:
         """JSON text; written to `path` as well if one is given (whole or not at all)."""
         return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
 
+    @called
     def to_genlm_json(self, path: str | Path | None = None, run: int = 0) -> str:
         """One run in the record format that genlm-control's `InferenceVisualizer` opens; written as by `to_json`."""
         if not is_whole(run) or not 0 <= run < len(self._items):

@@ -14,6 +14,7 @@ from smcgen.drafts.arms import check_policy
 from smcgen.drafts.costs import time_forward
 from smcgen.drafts.ngram import NGram
 from smcgen.errors import UsageError
+from smcgen.options import called
 from smcgen.plan import DEFAULT_RESAMPLING, DEFAULT_THRESHOLD, Plan, make_plan
 from smcgen.posterior import Posterior
 from smcgen.posteriors import Posteriors
@@ -30,6 +31,7 @@ def sample(target: Factor, prompt: str | None = None, **options: Any) -> Posteri
 def sample(target: Factor, prompt: Sequence[str], **options: Any) -> Posteriors: ...
 @overload
 def sample(target: Factor, prompt: Sequence[Any], **options: Any) -> Posterior | Posteriors: ...
+@called
 def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave the options to this signature
     target: Factor,
     prompt: Any = None,
@@ -214,7 +216,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         chosen = {name: repr(value) if isinstance(value, LM) else value for name, value in choice.options.items()}
         record.info["auto"] = {"why": choice.why, "chosen": chosen, **choice.details}
         if draft is None and "speedup" in choice.details:
-            warnings.warn(choice.why, stacklevel=2)
+            warnings.warn(choice.why, stacklevel=3)
     if baseline and plan.draft is None:
         _compare(record.info, record.info)  # mode="auto" has left the draft out: this run is its own baseline
     elif baseline:
@@ -243,7 +245,7 @@ def _compare(info: dict[str, Any], plain: dict[str, Any]) -> None:
         warnings.warn(
             f"the draft does not pay: {info['tokens_per_second']:.1f} tokens per second with it, "
             f"{plain['tokens_per_second']:.1f} without; try a smaller block, a cheaper draft, or none",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -264,7 +266,7 @@ def _check_speed(plan: Plan, record: Record) -> None:
         warnings.warn(
             f"the draft hardly pays: {drafted:.1f} tokens per second with it, about {plain:.1f} by one forward a token; try a "
             "smaller block, a cheaper draft, or none (baseline=True measures, mode='auto' chooses)",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from smcgen.errors import UsageError
-from smcgen.values import is_number, is_whole
+from smcgen.errors import CallError, UsageError
+from smcgen.options import called, instead_of
+from smcgen.values import is_number, is_whole, plain
 
 if TYPE_CHECKING:
     from smcgen.lm.base import LanguageModel
@@ -38,14 +39,18 @@ class Factor:
             name = other.__name__
             raise UsageError(f"{name} is a plain function: make it a potential, smcgen.potential({name}) or @smcgen.potential")
         if not isinstance(other, Factor):
-            return NotImplemented
+            raise _no_factor(self, "*", other)
         return Target.product(*self.factors(), *other.factors())
+
+    def __rmul__(self, other: object) -> NoReturn:
+        raise _no_factor(self, "*", other)
 
     def __pow__(self, exponent: float) -> Target:
         """Every factor to the power `exponent`. Raises UsageError where a power means nothing: a hard constraint has
         values 0 and 1, a potential may be 0 and has no negative power, and exponent 0 would remove the factor."""
+        exponent = plain(exponent)
         if not is_number(exponent):
-            return NotImplemented
+            raise CallError(f"{self!r} ** {_short(exponent)}: an exponent is a number")
         if not 0 < abs(exponent) <= EXTREME:
             raise UsageError(
                 f"exponent {exponent}: give a finite number other than 0, up to {EXTREME:g} (to drop a factor, leave it out)"
@@ -64,8 +69,21 @@ class Factor:
 
     def __truediv__(self, other: Factor) -> Target:
         if not isinstance(other, Factor):
-            return NotImplemented
+            raise _no_factor(self, "/", other)
         return self * other**-1
+
+
+def _no_factor(factor: Factor, sign: str, other: object) -> CallError:
+    """The error of a product with something that is no factor."""
+    number = plain(other)
+    if is_number(number):
+        return CallError(f"{factor!r} {sign} {number}: a constant factor changes nothing; for a power write ** {number}")
+    return CallError(f"{factor!r} {sign} {_short(other)}: {instead_of(other)}")
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:37] + "..."
 
 
 @dataclass(frozen=True)
@@ -184,6 +202,7 @@ class LM(Factor):
     temperature: float = 1.0
     truncation: Truncation = WHOLE
 
+    @called
     def __init__(
         self,
         spec: Any,
@@ -215,6 +234,7 @@ class LM(Factor):
         check_prompt(prompt)
         return self._with(prompt=prompt if isinstance(prompt, str) else tuple(prompt))
 
+    @called
     def at(
         self,
         *,
@@ -265,6 +285,7 @@ class LM(Factor):
         """The temperature and truncation to compute with: greedy decoding is the likeliest token alone, at temperature 1."""
         return (1.0, Truncation(top_k=1)) if self.temperature == 0 else (self.temperature, self.truncation)
 
+    @called
     def quantized(self, bits: int = 8) -> LM:
         """A copy with weights rounded to `bits` bits (8, 6, 5, 4 or 3), for use as a draft."""
         return LM(Handle(None, source=self.handle, bits=bits))._with(
@@ -293,8 +314,7 @@ class LM(Factor):
     def __repr__(self) -> str:
         text = f"LM({self.name!r})" if self.handle.weights is None else f"LM({self.name!r}, weights={self.handle.weights!r})"
         if self.prompt is not None:
-            shown = repr(self.prompt)
-            text += f".given({shown if len(shown) <= 40 else shown[:37] + '...'})"
+            text += f".given({_short(self.prompt)})"
         options = [] if self.temperature == 1 else [f"temperature={self.temperature:g}"]
         options += [f"{name}={value:g}" for name, value in self.truncation._asdict().items() if value is not None]
         return text + (f".at({', '.join(options)})" if options else "")

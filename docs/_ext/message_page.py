@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-CLASSES = ("NoSurvivors", "Impossible", "UsageError", "ModelError", "PotentialError")
+CLASSES = ("NoSurvivors", "Impossible", "UsageError", "CallError", "ModelError", "PotentialError")
 LITTLE = 1  # word that is the same each time
 
 

@@ -19,7 +19,7 @@ import torch
 
 from smcgen.errors import UsageError
 from smcgen.lm.base import Context, LanguageModel
-from smcgen.values import is_number, is_whole
+from smcgen.values import is_number, is_whole, plain
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class NGram:
     share: float = 0.5
 
     def __post_init__(self) -> None:
+        for name in ("order", "share"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         if not is_whole(self.order) or self.order < 1:
             raise UsageError(f"order={self.order!r}: give an integer of at least 1")
         if not is_number(self.share) or not 0 < self.share < 1:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from smcgen.errors import UsageError
-from smcgen.values import is_number, is_whole
+from smcgen.values import is_number, is_whole, plain
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Ramp:
     of: Literal["models", "potentials", "all"] = "models"
 
     def __post_init__(self) -> None:
+        for name in ("first", "rounds"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         numbers = is_number(self.first) and is_whole(self.rounds)
         if not numbers or not (math.isfinite(self.first) and self.first > 0) or self.rounds < 1:
             raise UsageError(f"{self}: give first > 0 (a share of the exponents) and rounds >= 1")
