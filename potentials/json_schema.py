@@ -22,6 +22,7 @@ from referencing.exceptions import Unresolvable
 
 from smcgen.errors import Impossible, UsageError
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.options import called
 from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
@@ -30,7 +31,7 @@ from smcgen.potentials.json_regular import regular
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
 from smcgen.potentials.tables import HASTY, PATIENT, STATE
-from smcgen.values import is_whole
+from smcgen.values import is_number, is_whole, plain
 
 FORM = (
     "properties come in the order in which the schema names them",
@@ -45,6 +46,7 @@ BLANKS = 20  # enough for values that are indented by four, five levels deep
 LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
 
+@called
 def json_schema(schema: dict | bool | str | os.PathLike[str] | type, blanks: int | None = BLANKS) -> Schema:
     """phi(text) = 1 if the text is JSON that `schema` admits, written in the usual form (`form` says what that is), else 0.
 
@@ -148,6 +150,8 @@ class Schema(Constraint):
 def _load(given: Any) -> tuple[dict, str]:
     """The schema as a dict, and how messages call it."""
     if hasattr(given, "model_json_schema"):
+        if not isinstance(given, type):
+            raise UsageError(f"json_schema: an instance of {type(given).__name__}: give the class itself")
         return given.model_json_schema(), f"json_schema({given.__name__})"
     name = "json_schema(<schema>)"
     if isinstance(given, str | os.PathLike):
@@ -168,8 +172,19 @@ def _load(given: Any) -> tuple[dict, str]:
         given = {}
     if not isinstance(given, dict):
         raise UsageError(f"{name}: a schema is a dict, JSON text, a path or a pydantic model, not {type(given).__name__}")
+    try:
+        given = json.loads(json.dumps(given, allow_nan=False, default=_number))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name}: {error}: a schema holds what JSON has, texts, numbers, lists, dicts, None") from None
     title = given.get("title")
     return given, f"json_schema({title!r})" if isinstance(title, str) and name.endswith("<schema>)") else name
+
+
+def _number(value: Any) -> int | float:
+    """A number of another kind, such as numpy's, for JSON."""
+    if not is_number(number := plain(value)):
+        raise TypeError(f"{type(value).__name__} is no JSON value")
+    return number
 
 
 class Finite:

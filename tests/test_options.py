@@ -1,11 +1,14 @@
 """Options of other libraries, numbers of numpy, and products with what is no factor."""
 
 import asyncio
+import datetime
 import inspect
 import json
+import math
 import re
 
 import numpy as np
+import pydantic
 import pytest
 
 import smcgen as sg
@@ -119,6 +122,30 @@ def test_what_describe_takes():
         sg.describe({"type": "string"})
     with pytest.raises(sg.UsageError, match=r"phrases.* has no masks: give one grammar"):
         sg.describe(sg.phrases({"a": 1.0}))
+
+
+class Person(pydantic.BaseModel):
+    age: int
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (Person(age=3), "an instance of Person: give the class itself"),
+        ({"const": datetime.date(2026, 1, 1)}, "date is no JSON value: a schema holds what JSON has"),
+        ({"enum": [{1, 2}]}, "set is no JSON value"),
+        ({"const": math.nan}, "a schema holds what JSON has"),
+    ],
+)
+def test_schemas_that_json_cannot_hold(schema, message):
+    with pytest.raises(sg.UsageError, match=message):
+        sg.json_schema(schema)
+
+
+def test_schemas_with_numbers_of_numpy():
+    schema = sg.json_schema({"type": "array", "items": {"maximum": np.float32(0.5)}, "maxItems": np.int64(1)}, np.int64(0))
+    assert (schema.accepts("[0.25]"), schema.accepts("[0.75]"), schema.accepts("[0,0]")) == (True, False, False)
+    assert schema.blanks == 0
 
 
 def test_warnings_point_at_the_call(monkeypatch):
