@@ -8,9 +8,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from smcgen.errors import UsageError
 
@@ -114,15 +113,13 @@ def check_state(path: Path, drafts: list[str] | None, blocks: list[int] | None, 
     if len(drafts or ()) < 2 and len(blocks or ()) < 2:
         raise UsageError("--policy-state has no effect without several drafts or block lengths: leave it out")
     if not path.exists():
-        with writer(path, "--policy-state"):
-            pass
+        _write(path, "")
         path.unlink()
 
 
 def keep_state(path: Path, info: dict[str, Any]) -> None:
     """Writes what the policy of a run has learned."""
-    with writer(path, "--policy-state") as stream:
-        json.dump(info["policy_state"], stream)
+    _write(path, json.dumps(info["policy_state"]))
 
 
 def conditions(
@@ -214,22 +211,15 @@ def python_potential(name: str) -> Factor:
     return sg.potential(found)
 
 
-@contextmanager
-def writer(path: Path | None, option: str = "-o") -> Iterator[IO[str]]:
-    """stdout, or a file that appears only once it is whole; that it can be written is known before anything is run."""
-    if path is None:
-        yield sys.stdout
-        return
+def _write(path: Path, text: str) -> None:
+    """The file holds the text whole, or is not touched."""
     partial = path.with_name(path.name + ".part") if path.name else path
     try:
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder")
-        stream = partial.open("w", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path}: cannot be written ({error})") from None
-    try:
-        with stream:
-            yield stream
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--policy-state {path}: cannot be written ({error})") from None
     finally:
         partial.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import sys
@@ -24,7 +25,6 @@ from smcgen.arguments import (
     read_prompts,
     reward_model,
     template_free,
-    writer,
 )
 from smcgen.cli_check import check
 from smcgen.errors import SmcgenError, UsageError
@@ -271,6 +271,9 @@ def sample(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", rich_help_panel=OUTPUT, help="Write JSON lines to this file.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", rich_help_panel=OUTPUT, help="Go on with what a run that was cut off left for -o.")
+    ] = False,
     picture: Annotated[
         Path | None,
         typer.Option("--plot", rich_help_panel=OUTPUT, help="Draw the run into this file (.png, .pdf, .svg); one sample only."),
@@ -295,11 +298,14 @@ def sample(
         if len(prompts) * samples > 1:
             raise UsageError(f"--plot draws one result, not {len(prompts) * samples}: give one prompt, and no --samples")
         check_plot(picture)
+    if resume and (output is None or mode == "auto" or policy_state is not None or picture is not None):
+        raise UsageError("--resume goes on with the file of -o, and not with --mode auto, --policy-state or --plot")
+    note = (lambda *_: None) if quiet else _note
     with ExitStack() as stack:
-        stream = stack.enter_context(writer(output)) if as_json or output is not None else None
         import smcgen as sg
+        from smcgen.lines import lines, prompts_at_a_time
 
-        note = (lambda *_: None) if quiet else _note
+        file = None if output is None else stack.enter_context(lines(output, resume, note))
         warned = stack.enter_context(warnings.catch_warnings(record=True))
         named = model is not None
         base = sg.LM(model if model is not None else "tiny", device=device, dtype=dtype, weights=weights, compile=compile)
@@ -309,10 +315,8 @@ def sample(
             for doubt in getattr(factor, "doubts", ()):
                 note(f"{factor!r} is checked at the end: {doubt}")
             target = target * factor
-        for name in potential or ():
-            target = target * python_potential(name)
-        for name in reward or ():
-            target = target * reward_model(name)
+        for factor in (*map(python_potential, potential or ()), *map(reward_model, reward or ())):
+            target = target * factor
         helper = named_drafts(base, draft, device, dtype)
         if not named:
             note("using the small pair that ships with smcgen; name a model of yours with -m")
@@ -323,9 +327,9 @@ def sample(
             alone = target is lm and helper is not None and on_budget == "truncate" and anneal is None and not collapse
             mode = "exact" if alone and particles is None and leniency is None and runs == 1 else "smc"
 
-        posteriors = sg.sample(
+        draw = functools.partial(
+            sg.sample,
             target,
-            [p for p in prompts for _ in range(samples)],
             draft=helper,
             particles=particles,
             block=block[0] if block and len(block) == 1 else block or None,
@@ -335,7 +339,6 @@ def sample(
             draft_costs=draft_cost or None,
             baseline=baseline,
             max_tokens=max_tokens,
-            seed=seed,
             runs=runs,
             stop=tuple(stop or ()),
             on_budget=on_budget,
@@ -354,13 +357,20 @@ def sample(
             deterministic=deterministic,
             progress=False if quiet else None,
         )
+        wanted = [p for p in prompts for _ in range(samples)]
+        if file is None:
+            batches = [draw(wanted, seed=seed)]
+        else:
+            whole = mode == "auto" or policy_state is not None or baseline  # what is measured or learned is so once
+            at_a_time = len(wanted) if whole else max(1, groups or prompts_at_a_time(mode, particles, chains))
+            batches = file.draw(draw, wanted, lambda prompt: base.load().vocabulary.encode(prompt, chat).text, seed, at_a_time)
         for warning in warned:
             note(str(warning.message))
         if policy_state is not None:
-            keep_state(policy_state, posteriors.info)
+            keep_state(policy_state, batches[0].info)
         if picture is not None:
-            posteriors[0].plot(picture)
-        code = report(posteriors, seed, stream, note, strict)
+            batches[0][0].plot(picture)
+    code = report(batches, seed, None if output else "json" if as_json else "text", note, strict)
     if code:
         raise typer.Exit(code)
 
@@ -386,7 +396,7 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:  # typer makes a silent exit of Ctrl-C
             raise
-        typer.echo("smcgen: interrupted, nothing was written", err=True)
+        typer.echo("smcgen: interrupted", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(FAILED)

@@ -1,9 +1,9 @@
-"""What the command writes of a run: results to stdout or a file, the rest to stderr."""
+"""What the command writes of a run: results to stdout, the rest to stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,32 +15,37 @@ TRUNCATED = 4  # exit code under --strict
 FAILED = 1  # exit code when only some of many prompts had no survivor
 
 
-def report(posteriors: Posteriors, seed: int | None, stream: IO[str] | None, note: Callable[[str], None], strict: bool) -> int:
-    """Writes the results, as JSON lines to `stream` or as text to stdout, and what went with them to stderr.
+def report(batches: list[Posteriors], seed: int | None, form: str | None, note: Callable[[str], None], strict: bool) -> int:
+    """Writes results to stdout, and what went with them to stderr.
+
+    Args:
+        batches: what was drawn, in one call or in several.
+        seed: as the user gave it.
+        form: "json" or "text"; None if the results are in a file already.
 
     Returns the exit code. Raises NoSurvivors if no prompt has a survivor."""
-    settings = posteriors.settings
+    if not batches:
+        note("all results are there already")
+        return 0
+    info = batches[-1].info
     if seed is None:
-        note(f"seed {settings['seed']}")
-    for name, ignored in posteriors.info["ignored_defaults"].items():
+        note(f"seed {batches[0].settings['seed']}")
+    for name, ignored in info["ignored_defaults"].items():
         if ignored:
             shown = ", ".join(f"{key}={value}" for key, value in ignored.items())
             note(f"{name}: its own generation defaults are not part of the target and are ignored ({shown})")
-    for line in speed_notes(posteriors.info):
+    for line in speed_notes(info):
         note(line)
-    results = list(posteriors)
+    results = [post for batch in batches for post in batch]
     failed = [post for post in results if post.failed]
     if failed and len(failed) == len(results):
         raise failed[0].failure()
-    if stream is not None:
-        for post in results:
-            stream.write(post.to_json() + "\n")
-    else:
-        for i, post in enumerate(results):
-            if i:
-                typer.echo("---")
-            typer.echo(f"[no survivor: {post.failure().cause}]" if post.failed else post.text)
-    note(summary(results, posteriors.info["seconds"]))
+    for i, post in enumerate(results if form is not None else ()):
+        if form == "json":
+            typer.echo(post.to_json())
+        else:
+            typer.echo(("---\n" if i else "") + (f"[no survivor: {post.failure().cause}]" if post.failed else post.text))
+    note(summary(results, sum(batch.info["seconds"] for batch in batches)))
     if failed:
         return FAILED
     return TRUNCATED if strict and any(post.sample.reason == "budget" for post in results) else 0
