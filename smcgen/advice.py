@@ -6,9 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from smcgen.diagnostics import Diagnostics
+from smcgen.diagnostics import Diagnostics, blank_share
+from smcgen.errors import NoSurvivors
+from smcgen.potentials.base import DEAD
+from smcgen.record import Record
 
 Rule = Callable[[Diagnostics, dict[str, Any]], str | None]
+
+
+PADDED = 0.25  # share of the tokens: where texts did not end and so many are blanks, blanks are worth a word
 
 
 def advise(diagnostics: Diagnostics, settings: dict[str, Any]) -> list[str]:
@@ -106,6 +112,26 @@ def cut(d: Diagnostics, settings: dict[str, Any]) -> str | None:
     )
 
 
+def padded(d: Diagnostics, settings: dict[str, Any]) -> str | None:
+    """Only where texts did not end: blanks in a text that is whole are the model's own affair."""
+    whole = d.run_share > 0 and d.cut_probability < 0.25 and sum(map(sum, d.deaths)) < 0.25 * d.particles * d.runs
+    remedy = fewer_blanks(settings)
+    if whole or d.blank_share < PADDED or remedy is None:
+        return None
+    return (
+        f"{d.blank_share:.0%} of the tokens drawn are blanks and line breaks, which the condition lets through: use {remedy}."
+    )
+
+
+def fewer_blanks(settings: dict[str, Any]) -> str | None:
+    """What keeps a text from being padded with blanks, if a condition of this run has a say in it."""
+    if any(name.startswith("json_schema(") for name in settings["potentials"]):
+        return "blanks=0 in json_schema (--blanks 0)"
+    if any(name.startswith("lark(") for name in settings["potentials"]):
+        return "a grammar that names its blanks in place of %ignore"
+    return None
+
+
 def one_particle(d: Diagnostics, settings: dict[str, Any]) -> str | None:
     final = d.log_evidence[0][-1]
     if d.particles * d.runs > 1 or abs(final) < 1e-6 or final == -math.inf:
@@ -132,6 +158,30 @@ RULES: tuple[Rule, ...] = (
     heavy_tail,
     deaths,
     cut,
+    padded,
     one_particle,
     slow_potentials,
 )
+
+
+def no_survivors(record: Record, items: range) -> NoSurvivors:
+    """The error of runs that lost every particle: round, cause, longest prefix and remedies."""
+    f = {name: values[items.start : items.stop] for name, values in record.fields.items()}
+    rounds, settings = [record.rounds_of(item) for item in items], record.settings
+    causes = f["cause"][f["reason"] == DEAD]
+    names = [*settings["potentials"], "the constraints together", "the language models (probability 0)"]
+    cause = names[int(causes.mode().values)] if len(causes) else "the weights"
+    prefix = [text for item in items for text in record.texts_of(item)][int(f["length"].argmax())]
+    last = max(map(len, rounds)) - 1
+    full = bool((f["length"] >= settings["max_tokens"]).any())
+    remedies = "a larger max_tokens, more particles" if full else "more particles, a larger max_tokens"
+    share, fewer = blank_share(rounds, record.piece_of), fewer_blanks(settings)
+    if share >= PADDED and fewer is not None:
+        remedies = f"{fewer} ({share:.0%} of the tokens are blanks), {remedies}"
+    return NoSurvivors(
+        f"no particle survived: {cause} killed the last one in round {last} (longest text reached: {prefix!r}); "
+        f"use {remedies}, or a weaker constraint",
+        round=last,
+        cause=cause,
+        prefix=prefix,
+    )

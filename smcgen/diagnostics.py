@@ -9,6 +9,8 @@ bar *after* the first choice was made (`barred`), set against what N particles c
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,6 +41,7 @@ class Diagnostics:
         root_share: the largest part of the answer that descends from one first particle of one run.
         run_share: the largest part of the answer that comes from one run.
         cut_probability: the part of the answer that the budget cut.
+        blank_share: share of the drawn tokens that are nothing but blanks and line breaks.
         acceptance: share of the drafted tokens put to the test that were accepted, None if none was.
         pages_shared: share of the K/V pages that is saved by sharing them, over all rounds; None if models keep none.
         pages, pages_unshared: in use after a round at most, and what caches without sharing would have used at most.
@@ -59,6 +62,7 @@ class Diagnostics:
     root_share: float
     run_share: float
     cut_probability: float
+    blank_share: float
     acceptance: float | None
     pages_shared: float | None
     pages: int | None
@@ -123,7 +127,12 @@ class Diagnostics:
 
 
 def diagnose(
-    weights: np.ndarray, roots: np.ndarray, rounds: list[list[Round]], cut_probability: float, info: dict[str, Any]
+    weights: np.ndarray,
+    roots: np.ndarray,
+    rounds: list[list[Round]],
+    cut_probability: float,
+    piece_of: Callable[[int], bytes],
+    info: dict[str, Any],
 ) -> Diagnostics:
     """The diagnostics of R runs of N particles.
 
@@ -132,6 +141,7 @@ def diagnose(
         roots: int64 [R, N], the first particle that each descends from; [R, 1] likewise.
         rounds: of each run.
         cut_probability, info: as in `Posterior`.
+        piece_of: token id -> its bytes.
     """
     judged, accepted = (sum(getattr(r, name) for run in rounds for r in run) for name in ("judged", "accepted"))
     runs, n = len(rounds), len(rounds[0][0].counts)
@@ -153,6 +163,7 @@ def diagnose(
         root_share=max(float(np.bincount(root, weight).max()) for root, weight in zip(roots, weights, strict=True)),
         run_share=float(run_shares.max()),
         cut_probability=cut_probability,
+        blank_share=blank_share(rounds, piece_of),
         acceptance=accepted / judged if judged else None,
         pages_shared=memory.get("shared"),
         pages=memory.get("peak_pages"),
@@ -169,6 +180,13 @@ def distinct_ancestors(rounds: list[Round], particles: int) -> list[int]:
         root = root[r.ancestors]
         counts.append(len(np.unique(root)))
     return counts
+
+
+def blank_share(rounds: list[list[Round]], piece_of: Callable[[int], bytes]) -> float:
+    """Share of the tokens drawn in all rounds of all runs that are nothing but blanks and line breaks; 0 if none was drawn."""
+    counts = Counter(token for run in rounds for r in run for tokens in r.tokens for token in tokens)
+    blank = sum(count for token, count in counts.items() if piece_of(token).isspace())
+    return blank / max(counts.total(), 1)
 
 
 def barred(rounds: list[Round]) -> float:

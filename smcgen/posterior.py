@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from smcgen.advice import advise
+from smcgen.advice import advise, no_survivors
 from smcgen.diagnostics import Diagnostics, diagnose
 from smcgen.errors import NoSurvivors, UsageError
 from smcgen.genlm_record import genlm_record
 from smcgen.html import to_html
 from smcgen.options import called
-from smcgen.potentials.base import BUDGET, DEAD, REASONS
+from smcgen.potentials.base import BUDGET, REASONS
 from smcgen.record import FORMAT, Record, Round, finite, item_to_dict, pieces_to_dict, read_json, record_from_dict, written
 from smcgen.smc.keys import MAX_SLOTS
 from smcgen.values import is_whole
@@ -248,7 +248,8 @@ class Posterior:
     def diagnostics(self) -> Diagnostics:
         """Weights, ancestry and constraints round by round (see `smcgen.diagnostics`)."""
         roots = self._record.fields["root"][self._items.start : self._items.stop].numpy()
-        return diagnose(self._weights.reshape(roots.shape), roots, self.rounds, self.cut_probability, self.info)
+        piece_of = self._record.piece_of
+        return diagnose(self._weights.reshape(roots.shape), roots, self.rounds, self.cut_probability, piece_of, self.info)
 
     def advice(self) -> list[str]:
         """What this run lacks and what would help, in plain words; empty if nothing stands out."""
@@ -310,7 +311,13 @@ class Posterior:
 
     @property
     def prompt(self) -> str:
+        """The prompt as text, in its chat template if it was put into one."""
         return self._record.prompts[self._prompt]
+
+    @property
+    def given(self) -> Any:
+        """The prompt as it was given: text, chat messages or token ids; None if every model had its own."""
+        return self._record.given[self._prompt]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -328,21 +335,7 @@ class Posterior:
 
     def failure(self) -> NoSurvivors:
         """The error of a run without survivors: round, cause and longest prefix."""
-        f = {name: values[self._items.start : self._items.stop] for name, values in self._record.fields.items()}
-        causes = f["cause"][f["reason"] == DEAD]
-        names = [*self.settings["potentials"], "the constraints together", "the language models (probability 0)"]
-        cause = names[int(causes.mode().values)] if len(causes) else "the weights"
-        longest = int(f["length"].argmax())
-        prefix, last = self._texts[longest], max(map(len, self.rounds)) - 1
-        full = bool((f["length"] >= self.settings["max_tokens"]).any())
-        remedies = "a larger max_tokens, more particles" if full else "more particles, a larger max_tokens"
-        return NoSurvivors(
-            f"no particle survived: {cause} killed the last one in round {last} (longest text reached: {prefix!r}); "
-            f"use {remedies}, or a weaker constraint",
-            round=last,
-            cause=cause,
-            prefix=prefix,
-        )
+        return no_survivors(self._record, self._items)
 
     # --- in and out -----------------------------------------------------------------------------------------------
 
@@ -352,6 +345,7 @@ class Posterior:
         return {
             "format": FORMAT,
             "prompt": self.prompt,
+            "given": self.given,
             "text": drawn and drawn.text,
             "token_ids": drawn and drawn.token_ids,
             "token_log_p": drawn and drawn.token_log_p,

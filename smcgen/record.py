@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Record:
         piece_of: token id -> its bytes.
         rounds_of: item -> its rounds.
         keys: the item key of each prompt.
+        given: each prompt as the call had it, JSON-ready.
         drawn: what `uniforms` gave last, by its count.
     """
 
@@ -69,6 +70,7 @@ class Record:
     piece_of: Callable[[int], bytes]
     rounds_of: Callable[[int], list[Round]]
     keys: list[int]
+    given: list[Any]
     drawn: dict[int, np.ndarray] = field(default_factory=dict)
 
     def uniforms(self, count: int) -> np.ndarray:
@@ -78,6 +80,13 @@ class Record:
             zero = torch.zeros_like(item)
             self.drawn = {count: Keys(self.settings["seed"], item, zero).uniform(SELECT, zero, 0, count).numpy()}
         return self.drawn[count]
+
+
+def as_given(prompt: Any) -> Any:
+    """A prompt (text, messages, token ids or None), JSON-ready."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    return [dict(part) if isinstance(part, Mapping) else int(part) for part in prompt]
 
 
 def item_to_dict(record: Record, item: int) -> dict[str, Any]:
@@ -138,6 +147,7 @@ def _record(data: dict[str, Any]) -> Record:
         piece_of=pieces.__getitem__,
         rounds_of=rounds.__getitem__,
         keys=[data["key"]],
+        given=[data.get("given")],
     )
 
 

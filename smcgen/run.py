@@ -34,7 +34,7 @@ from smcgen.proposals.lenient import LenientProposal
 from smcgen.proposals.rejection import RejectionProposal
 from smcgen.proposals.rivals import RivalProposal, Rivals
 from smcgen.proposals.target import TargetProposal
-from smcgen.record import Record
+from smcgen.record import Record, as_given
 from smcgen.smc.ending import Ending, cut_at_stop, stop_table
 from smcgen.smc.factors import Potentials, Scorer
 from smcgen.smc.keys import Keys
@@ -142,6 +142,7 @@ def run(
         piece_of=vocabulary.tokens.__getitem__,
         rounds_of=done.rounds_of,
         keys=keys,
+        given=[as_given(prompt) for prompt in prompts],
     )
 
 

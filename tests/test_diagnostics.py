@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,12 @@ from scipy import stats
 
 import smcgen as sg
 from smcgen import advice
-from smcgen.diagnostics import Diagnostics, barred, fit_pareto, pareto_k
+from smcgen.diagnostics import Diagnostics, barred, blank_share, fit_pareto, pareto_k
 from tests.tables import T, TableLM, V, enumerate_target, tables
 
 BASE, DRAFT = tables()
 LM, SMALL = sg.LM(BASE), sg.LM(DRAFT)
-SETTINGS = {"draft": None, "max_tokens": T}
+SETTINGS = {"draft": None, "max_tokens": T, "potentials": ["json_schema(<schema>)"]}
 
 
 def garden(rare: float = 1e-3) -> TableLM:
@@ -171,6 +172,7 @@ CASES = {
     advice.heavy_tail: ({"pareto_k": [0.1, None, 0.95]}, "Pareto k up to 0.95"),
     advice.deaths: ({"deaths": [[40, 30]]}, "regex"),
     advice.cut: ({"cut_probability": 0.6}, "max_tokens"),
+    advice.padded: ({"ess": [[60.0] * 4], "deaths": [[16]], "blank_share": 0.5}, "blanks=0"),
     advice.one_particle: ({"particles": 1, "log_evidence": [[-2.0]]}, "particles=8"),
     advice.slow_potentials: ({"seconds": 10.0, "potential_seconds": 9.0}, "90%"),
 }
@@ -207,3 +209,49 @@ def test_advice_without_survivors():
     assert "No particle survived" in post.advice()[0]
     json.dumps(post.diagnostics().to_dict(), allow_nan=False)
     repr(post.diagnostics())
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_blanks_that_took_the_budget_are_named():
+    ask = ["Anna is 31 years old. Write JSON."]
+    tiny, options = sg.LM("tiny"), {"max_tokens": 40, "seed": 0}
+    (post,) = sg.sample(tiny * sg.json_schema(PERSON, blanks=20), ask, **options)
+    assert post.failed
+    assert post.diagnostics().blank_share > 0.25
+    assert re.search(
+        r"use blanks=0 in json_schema \(--blanks 0\) \(\d+% of the tokens are blanks\), a larger", str(post.failure())
+    )
+    assert any("blanks=0" in line for line in post.advice())
+    assert str(sg.Posterior.from_json(post.to_json()).failure()) == str(post.failure())
+    (post,) = sg.sample(tiny * sg.json_schema(PERSON, blanks=0), ask, **options)
+    assert not post.failed
+    assert post.diagnostics().blank_share == 0
+    assert not any("blanks" in line for line in post.advice())
+
+
+def test_blanks_that_a_grammar_ignores_are_named():
+    grammar = sg.lark('start: "[" "a"+ "]"\n%ignore /[ \\n]/')
+    blank = replace(healthy(), blank_share=0.5, cut_probability=0.5)
+    settings = {**SETTINGS, "potentials": [repr(grammar)]}
+    assert any("in place of %ignore" in line for line in advice.advise(blank, settings))
+    assert advice.padded(blank, {**SETTINGS, "potentials": ["regex('a')"]}) is None
+    assert advice.padded(replace(blank, cut_probability=0.0), settings) is None
+    assert advice.padded(replace(blank, blank_share=0.2), settings) is None
+
+
+def test_the_share_of_blanks():
+    first, second = sg.sample(LM, "ca", particles=2, max_tokens=2, seed=0).rounds[0][:2]
+    rounds = [[replace(first, tokens=[[0, 1], [2]]), replace(second, tokens=[[], [2]])], [replace(first, tokens=[[0], [1]])]]
+    assert blank_share(rounds, [b"a", b" \n", b""].__getitem__) == pytest.approx(2 / 6)
+    assert blank_share([[replace(first, tokens=[[], []])]], [].__getitem__) == 0

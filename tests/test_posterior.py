@@ -167,3 +167,17 @@ def test_repr_helps(post):
     assert "log evidence" in lines[0]
     assert "±" in lines[0]
     assert repr(post.table()[0].text) in lines[1]
+
+
+def test_prompts_are_kept_as_they_were_given():
+    tiny = sg.LM("tiny")
+    question = [{"role": "user", "content": "Why?"}]
+    for prompt, text in ((question, None), ("Once", "Once"), (np.array([5, 6]).tolist(), None), ([np.int64(5)], None)):
+        post = sg.sample(tiny, prompt, particles=2, max_tokens=2, seed=0)
+        data = json.loads(post.to_json())
+        assert data["given"] == post.given == prompt
+        assert sg.Posterior.from_json(json.dumps(data)).given == prompt
+        assert text is None or text in data["prompt"]
+        del data["given"]  # as files of before
+        assert sg.Posterior.from_json(json.dumps(data)).given is None
+    assert sg.sample(tiny.given("Once"), particles=2, max_tokens=2, seed=0).given is None
