@@ -54,13 +54,19 @@ ELSEWHERE: dict[str, str] = {
 def called(function: F) -> F:
     """Wraps what users call with options: numbers of other kinds, such as numpy's, arrive as Python's, and an option that is
     not there raises CallError with what to write instead."""
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name != "self"]
+    unnamed = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    where = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def call(*given: Any, **options: Any) -> Any:
+        if len(given) > len(unnamed):
+            named = ", ".join(name for name in names if name not in unnamed) or "none"
+            raise CallError(f"{where}: {shortened(given[len(unnamed)])} has no place: options are named, and here are {named}")
         for name in options:
             if name not in names:
-                raise CallError(unknown(function.__qualname__.removesuffix(".__init__"), name, options[name], names))
+                raise CallError(unknown(where, name, options[name], names))
         numbers = (value if isinstance(value, list | tuple) else plain(value) for value in given)
         return function(*numbers, **{name: plain(value) for name, value in options.items()})
 
@@ -69,8 +75,7 @@ def called(function: F) -> F:
 
 def unknown(where: str, name: str, value: Any, names: list[str]) -> str:
     """The message on an option that `where` does not have among its `names`."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 30 else "..."
+    shown = shortened(value)
     head = f"{where} has no option {name!r}: "
     if name in ELSEWHERE and not where.startswith("LM"):
         return head + ELSEWHERE[name].format(name=name, value=shown)
@@ -81,11 +86,16 @@ def unknown(where: str, name: str, value: Any, names: list[str]) -> str:
     return head + f"it has {', '.join(names)}"
 
 
+def shortened(value: Any) -> str:
+    """How a message shows a value."""
+    shown = repr(value)
+    return shown if len(shown) <= 30 else "..."
+
+
 def instead_of(value: Any) -> str:
     """What to write where a condition or a model was meant, and something else was given."""
     if isinstance(value, str):
-        shown = value if len(value) <= 30 else "..."
-        return f"write sg.regex({shown!r}) for a pattern, or sg.contains({shown!r}) for a text in it"
+        return f"write sg.regex({shortened(value)}) for a pattern, or sg.contains({shortened(value)}) for a text in it"
     if isinstance(value, re.Pattern):
         return "write sg.regex(...) around a pattern, for texts that match it whole"
     if hasattr(value, "logw_next"):

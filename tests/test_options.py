@@ -56,6 +56,10 @@ def test_options_of_models_that_are_not_there():
         sg.LM("tiny", temperature=0.5)
     with pytest.raises(sg.UsageError, match=r"LM\.at has no option 'topk': did you mean top_k"):
         LM.at(topk=5)
+    with pytest.raises(sg.UsageError, match=r"LM\.at: 0\.7 has no place: options are named, and here are temperature, top_k"):
+        LM.at(0.7)  # pyright: ignore
+    with pytest.raises(sg.UsageError, match=r"sample: 5 has no place: options are named, and here are draft, particles"):
+        sg.sample(LM, "ca", 5)  # pyright: ignore
     with pytest.raises(sg.UsageError, match=r"target_length has no option 'units': did you mean unit"):
         sg.target_length(5, 1, units="words")
 
