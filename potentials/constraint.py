@@ -163,10 +163,14 @@ class Constraint(Potential):
             if reason == STOP:
                 accepted = not state.history["barred"][node] and self._verdict(text)
             else:
-                accepted = self._is_accepted(state, node) and (self.exact or self._verdict(text))
+                accepted = self._is_accepted(state, node) and (self._settled(text) or self._verdict(text))
             if accepted:
                 change[i] = 0.0
         return torch.from_numpy(change)
+
+    def _settled(self, text: str) -> bool:
+        """Whether the masks alone decide about a text that they let through to its end."""
+        return self.exact
 
     def _verdict(self, text: str) -> bool:
         if text not in self._verdicts:

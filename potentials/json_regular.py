@@ -11,7 +11,6 @@ import functools
 import json
 
 from smcgen.potentials.expression import pieces
-from smcgen.potentials.json_formats import FORMATS
 from smcgen.potentials.json_numbers import either, integers, numbers, whole
 from smcgen.potentials.json_types import Array, NotRegular, Null, Number, Object, Part, Text, Truth, Types, Union
 from smcgen.potentials.pattern import (
@@ -23,7 +22,6 @@ from smcgen.potentials.pattern import (
     ranges_of,
     ranges_to_class,
     searched,
-    words,
 )
 
 LENGTH = 1 << 17  # characters of an expression
@@ -40,8 +38,8 @@ CHARACTER = f"(?:{ranges_to_class(PLAIN)}|{ESCAPE})"
 
 
 def regular(schema: dict, blanks: int | None) -> str | None:
-    """The terminal expression of the values that a schema admits, None if they form no regular language, or it is not known
-    to be llguidance's. blanks: as in `json_schema`."""
+    """The terminal expression of the values that a plain schema (see `json_plain`) admits, None if they form no regular
+    language, or it is not known to be llguidance's. blanks: as in `json_schema`."""
     try:
         return _Writer(blanks).union(Types(schema).of(schema))
     except (NotRegular, Inexpressible, RecursionError, TypeError):  # the last: a keyword as another draft has it
@@ -104,10 +102,10 @@ class _Writer:
         for name in names:
             value = self.union(thing.properties.get(name, thing.others))
             items.append((f"/{literal(_name(name))}/ {self.gap} /\\:/ {self.gap} {value}", name in thing.required))
+        if thing.others != [] and names:
+            raise NotRegular("an undeclared key may be the spelling of a declared one with escapes, which the end must judge")
         if thing.others != []:
             key = f"/{QUOTE}{CHARACTER}*{QUOTE}/"
-            if names:
-                key = f"({key} & ~{words(map(_name, names))})"
             item = f"{key} {self.gap} /\\:/ {self.gap} {self.union(thing.others)}"
             items.append((f"{item} ({self.comma} {item})*", False))
         inside, after = [], ""  # beginnings with each item; what may follow the item before
@@ -147,10 +145,7 @@ def _text(text: Text) -> str:
     if not text.patterns and not text.literals:
         return f"/{QUOTE}{CHARACTER}{times}{QUOTE}/"
     both = [quoted(literal(one)) for one in text.literals]
-    for kind, pattern in text.patterns:
-        if kind == "format" and pattern not in FORMATS:
-            raise NotRegular(f"the format {pattern}")
-        both.append(quoted(searched(FORMATS[pattern] if kind == "format" else pattern)))
+    both += [quoted(searched(pattern)) for pattern in text.patterns]
     if times != "{0,}":
         both.append(quoted(f"(?s:.){times}"))
     return f"(/{QUOTE}/ ({' & '.join(f'/{part}/' for part in both)}) /{QUOTE}/)"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import referencing
 import torch
-from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
 
@@ -27,6 +25,9 @@ from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, REMEDY, Engine, Recognizer, explain
+from smcgen.potentials.json_draft import check, draft, judge
+from smcgen.potentials.json_finite import Finite
+from smcgen.potentials.json_plain import each, plain_schema, pruned
 from smcgen.potentials.json_regular import regular
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
@@ -41,7 +42,10 @@ FORM = (
 SIZES = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 COUNTS = ("multipleOf", *SIZES)
-VALUES = ("const", "enum", "default", "examples")  # keywords that hold values, not schemas
+KEYS = ("minProperties", "maxProperties")
+BESIDE = ": write what stands beside the $ref into the schema that it refers to"
+UNSATISFIABLE = "Unsatisfiable schema: "  # how the engine's proofs begin
+COUNTED = 'min/maxProperties only supported when all keys listed in "properties" are required'  # as the engine says it
 BLANKS = 20  # enough for values that are indented by four, five levels deep
 LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
@@ -79,16 +83,17 @@ class Schema(Constraint):
     def __init__(self, schema: dict, name: str, blanks: int | None):
         self.name, self.schema, self.blanks = name, schema, blanks
         self.form = FORM if blanks is None else (*FORM, f"at most {blanks} blanks in a row between the parts")
-        kind = validator_for(schema, default=jsonschema.Draft202012Validator)
-        try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            where = "/".join(map(str, error.absolute_path)) or "the top"
-            raise UsageError(f"{name}: not a JSON Schema at {where}: {error.message[:200]}") from None
-        self._validator = kind(schema, registry=referencing.Registry())  # no references to the network
+        kind = draft(schema, name)
+        check(schema, kind, name)
+        found, left, parts = plain_schema(schema, kind, name)
+        if found is False:
+            raise Impossible(f"{name}: nothing satisfies it")
+        self.plain: dict = {} if found is True else found
+        self._validator = judge(schema, kind, parts)
         if (reason := self._contradiction()) is not None:
             raise Impossible(f"{name}: {reason}")
-        self.translation, self.doubts = _translate(schema, name, {} if blanks is None else _bounded(blanks))
+        self.translation, doubts = _translate(self.plain, name, {} if blanks is None else _bounded(blanks))
+        self.doubts = tuple(dict.fromkeys((*doubts, *left)))
         self.exact = not self.doubts
         self.verdict = "exact" if self.exact else "checked at the end"
 
@@ -97,12 +102,10 @@ class Schema(Constraint):
 
     def _contradiction(self) -> str | None:
         """Why nothing satisfies the schema, as far as that is easily seen; the engine finds more."""
-        values = self.schema["enum"] if "enum" in self.schema else [self.schema["const"]] if "const" in self.schema else None
+        values = self.plain["enum"] if "enum" in self.plain else [self.plain["const"]] if "const" in self.plain else None
         if values is not None and not any(self._satisfied(value) for value in values):
             return "none of its values satisfies the rest of the schema"
-        return (
-            None if Finite(self.schema).holds(self.schema) else "every value that it admits would be infinite, or is excluded"
-        )
+        return None if Finite(self.plain).holds(self.plain) else "every value that it admits would be infinite, or is excluded"
 
     def _satisfied(self, value: Any) -> bool:
         try:
@@ -112,6 +115,10 @@ class Schema(Constraint):
 
     def accepts(self, text: str) -> bool:
         return self._recognizer(text) and self._valid(text)
+
+    def _settled(self, text: str) -> bool:
+        """A key that is spelled with an escape may be that of a property, which the masks do not see."""
+        return self.exact and "\\u" not in text
 
     def _valid(self, text: str) -> bool:
         try:
@@ -126,7 +133,7 @@ class Schema(Constraint):
     @cached_property
     def expression(self) -> str | None:
         """The terminal expression of these texts, None if they are no regular language, or it is not known to be the same."""
-        return regular(self.schema, self.blanks) if self.exact else None
+        return regular(self.plain, self.blanks) if self.exact else None
 
     def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
         """As every potential; where the language is regular, and small enough for tables over these tokens, the result runs on
@@ -187,55 +194,6 @@ def _number(value: Any) -> int | float:
     return number
 
 
-class Finite:
-    """Whether a schema admits a finite value, as far as types, requirements and references tell; True where they do not.
-
-    A schema that is met again inside itself is no way to a finite value."""
-
-    def __init__(self, root: Any):
-        self.root = root
-        self.known: set[int] = set()  # schemas with a finite value
-        self.open: set[int] = set()
-        self.steps = 0
-
-    def holds(self, schema: Any) -> bool:
-        if not isinstance(schema, dict) or id(schema) in self.known:
-            return schema is not False
-        self.steps += 1
-        if self.steps > 10_000:
-            return True
-        if id(schema) in self.open:
-            return False
-        self.open.add(id(schema))
-        found = self._parts(schema)
-        self.open.remove(id(schema))
-        if found:
-            self.known.add(id(schema))
-        return found
-
-    def _parts(self, schema: dict) -> bool:
-        if schema.get("not") in ({}, True) or not all(map(self.holds, schema.get("allOf", ()))):
-            return False
-        if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#") and not self.holds(self._target(ref)):
-            return False
-        if any(schema.get(key) and not any(map(self.holds, schema[key])) for key in ("anyOf", "oneOf")):
-            return False
-        if schema.get("type") == "object":
-            properties = schema.get("properties", {})
-            return all(self.holds(properties[key]) for key in schema.get("required", ()) if key in properties)
-        if schema.get("type") == "array" and schema.get("minItems", 0) > 0:
-            first = (schema.get("prefixItems") or [schema.get("items", True)])[0]
-            return self.holds(first)
-        return True
-
-    def _target(self, ref: str) -> Any:
-        node = self.root
-        for part in ref[1:].split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            node = node.get(part, True) if isinstance(node, dict) else True
-        return node
-
-
 def _bounded(blanks: int) -> dict:
     """The engine's options for at most so many blanks in a row."""
     if blanks == 0:
@@ -244,38 +202,72 @@ def _bounded(blanks: int) -> dict:
 
 
 def _translate(schema: dict, name: str, form: dict) -> tuple[str, tuple[str, ...]]:
-    """The grammar for the engine, with its options on the form of texts, and what it does not enforce."""
-    options = {"json_allow_general_unicode_escapes": True, **form}
-    grammar = _grammar(schema, options)
-    refused, (reason, *_) = _validate(grammar)
-    if not refused:
-        return grammar, ()
-    _possible(reason, name)
+    """The grammar for the engine of a plain schema, with its options on the form of texts, and what it does not enforce.
+
+    What the engine refuses is left out until it takes the rest; it says what it leaves out itself."""
+    strict = {"json_allow_general_unicode_escapes": True, **form}
+    lenient = strict | {"lenient": True, "coerce_one_of": True}
+    options = strict
     doubts: dict[str, None] = {}
-    lenient = options | {"lenient": True, "coerce_one_of": True}
-    while refused:
-        doubts[_doubt(reason)] = None
-        grammar = _grammar(schema, lenient)
-        refused, (reason, *_) = _validate(grammar)
-        _possible(reason if refused else "", name)
-        if refused:
-            if (wider := _without(schema, _culprits(reason))) == schema:
-                raise UsageError(f"{name}: {explain(reason)}")
-            schema = wider
-    return grammar, tuple(doubts)
+    while True:
+        grammar = _grammar(schema, options)
+        refused, messages = _validate(grammar)
+        reason, wider = messages[0], schema
+        # Where it cannot count properties, the lenient engine leaves out all that are declared, or finds too few.
+        counts = [message for message in messages if "min/maxProperties" in message]
+        if options is lenient and (counts or (refused and reason.startswith(UNSATISFIABLE))):
+            wider = _without(schema, KEYS)
+            if wider != schema:
+                doubts[_doubt(COUNTED)] = None
+        if wider == schema and refused and reason.startswith(UNSATISFIABLE):
+            wider = _without_part(schema, reason)
+            if not isinstance(wider, dict) or wider == schema:
+                raise Impossible(f"{name}: {_unsatisfied(reason)}")
+        elif wider == schema and (refused or counts):
+            doubts[_doubt(reason)] = None
+            if options is strict:
+                options = lenient
+                continue
+            wider = _beside(schema) if "circular" in reason else _without(schema, _culprits(reason))
+            if wider == schema:
+                raise UsageError(f"{name}: {explain(reason)}{BESIDE if 'circular' in reason else ''}")
+        elif wider == schema:
+            doubts |= {_doubt(message): None for message in messages if message}
+            return grammar, tuple(doubts)
+        schema = wider
 
 
-def _possible(reason: str, name: str) -> None:
-    """Raises Impossible if this is the engine's proof that no value satisfies the schema."""
-    if reason.startswith("Unsatisfiable schema: "):
-        reason = reason[len("Unsatisfiable schema: ") :]
-        if reason.startswith("Regex is empty"):
-            reason = "pattern, format and lengths of a string exclude each other"
-        raise Impossible(f"{name}: {reason}")
+def _unsatisfied(reason: str) -> str:
+    """The engine's proof that no value satisfies the schema."""
+    reason = reason.splitlines()[0].removeprefix(UNSATISFIABLE)
+    if reason.startswith("Regex is empty"):
+        return "pattern, format and lengths of a string exclude each other"
+    return reason
+
+
+def _without_part(schema: dict, reason: str) -> dict | bool:
+    """The schema without the part under $defs in which the engine found that nothing satisfies it."""
+    part = re.search(r"while processing [^\n]*#/\$defs/(\S+)", reason)
+    return pruned(schema, (part[1],)) if part is not None and part[1] in schema.get("$defs", {}) else schema
+
+
+def _beside(schema: Any) -> Any:
+    """The schema without what stands beside its references."""
+    if isinstance(schema, list):
+        return [_beside(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = each(schema, _beside)
+    references = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
+    found = next((part["$ref"] for part in references if "$ref" in part), None)
+    kept = {"$defs": out["$defs"]} if "$defs" in out else {}
+    return out if found is None else {"$ref": found, **kept}
 
 
 def _doubt(reason: str) -> str:
     """What the engine does not enforce, from its own words."""
+    if "circular" in reason:
+        return "keywords beside a $ref are not enforced by the masks: one refers back to itself"
     if "oneOf" in reason:
         return "oneOf is read as anyOf by the masks"
     if culprits := _culprits(reason):
@@ -288,29 +280,31 @@ def _grammar(schema: dict, options: dict) -> str:
 
 
 def _validate(grammar: str) -> tuple[bool, list[str]]:
+    """Whether the engine refuses a grammar, and its messages (of an error the first line, and where it was found)."""
     refused, messages = LLMatcher.validate_grammar_with_warnings(HEADER + grammar)
-    lines = [message.splitlines()[0].split("failed to compile JSON schema: ")[-1] for message in messages]
-    return refused, lines or [""]
+    cleaned = []
+    for message in messages:
+        first, *more = message.split("failed to compile JSON schema: ")[-1].splitlines() or [""]
+        cleaned.append("\n".join([first, *(line for line in more if "while processing" in line)]))
+    return refused, cleaned or [""]
 
 
 def _culprits(reason: str) -> tuple[str, ...]:
     """The keywords whose values the engine does not take, from its own words."""
     if "regex" in reason and "regex for" not in reason:
         return "pattern", "patternProperties"
+    if "min/maxProperties" in reason:
+        return KEYS
     return tuple(key for key in COUNTS if key in reason) or (RANGES if "range" in reason else ())
 
 
 def _without(schema: Any, keys: Sequence[str]) -> Any:
-    """The schema without what these keywords say, so that it admits more."""
+    """The plain schema without these keywords, so that it admits more."""
     if isinstance(schema, list):
         return [_without(part, keys) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {key: part if key in VALUES else _without(part, keys) for key, part in schema.items()}
-    for key in keys:
-        if isinstance(schema.get(key), str | int | float) and not isinstance(schema[key], bool):
-            del out[key]
-    if "patternProperties" in keys and isinstance(schema.get("patternProperties"), dict):
-        del out["patternProperties"]
+    out = each({key: part for key, part in schema.items() if key not in keys}, lambda part: _without(part, keys))
+    if "patternProperties" in keys and "patternProperties" in schema:
         out["additionalProperties"] = True
     return out

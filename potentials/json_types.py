@@ -1,4 +1,5 @@
-"""A JSON Schema as a union of types with bounds: what its keywords come to, where they come to a regular language.
+"""A plain JSON Schema (see `json_plain`) as a union of types with bounds: what its keywords come to, where they come to a
+regular language.
 
 `Types.of` resolves references and combines the keywords; a schema is a list of alternatives, one or several for each type, or
 None where it admits every value. Properties keep the order in which the engine writes them.
@@ -55,11 +56,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """`patterns` occur in it, "format" among them by name; `literal` is the text itself."""
+    """`patterns` occur in it; `literals` are the text itself."""
 
     shortest: int = 0
     longest: int | None = None
-    patterns: tuple[tuple[str, str], ...] = ()
+    patterns: tuple[str, ...] = ()
     literals: tuple[str, ...] = ()
 
 
@@ -160,7 +161,9 @@ class Types:
             names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
             return Number(*(_bound(given[name]) if name in given else None for name in names), whole=kind == "integer")
         if kind == "string":
-            patterns = tuple((key, given[key]) for key in ("pattern", "format") if key in given)
+            if "format" in given:  # those of the engine's formats that are no pattern in a plain schema
+                raise NotRegular(f"the format {given['format']}")
+            patterns = (given["pattern"],) if "pattern" in given else ()
             return Text(_size(given.get("minLength", 0)), _size(given.get("maxLength")), patterns)
         if kind == "array":
             first, others = given.get("prefixItems", ()), given.get("items", True)

@@ -60,11 +60,11 @@ SCHEMAS = {
     "tuple": {"type": "array", "prefixItems": [INTEGER, TEXT], "items": NULL, "minItems": 1, "maxItems": 4},
     "object": closed({"name": TEXT, "age": {"type": "integer", "minimum": 0}}, ["name"]),
     "optional": closed({"a": INTEGER, "ab": NULL, "b": {"type": "boolean"}}, []),
-    "map": closed({"a": INTEGER}, ["a"], NULL),
+    "map": closed({}, [], NULL),
     "any of": {"anyOf": [closed({"a": INTEGER}), {"type": "array", "items": NULL}, TEXT]},
     "one of": {"oneOf": [closed({"t": {"const": "a"}, "x": INTEGER}), closed({"t": {"const": "b"}, "y": TEXT})]},
     "reference": {"$defs": {"p": POINT}, "type": "array", "items": {"$ref": "#/$defs/p"}},
-    "all of": {"allOf": [closed({"a": INTEGER, "b": TEXT}, [], TEXT), {"type": "object", "required": ["b"]}]},
+    "all of": {"allOf": [closed({"a": INTEGER, "b": TEXT}, []), {"type": "object", "required": ["b"]}]},
 }
 
 
@@ -189,11 +189,11 @@ def test_numbers_between_bounds(kind, low, high, above, below):
         {"type": "array"},
         {"type": "array", "items": INTEGER, "uniqueItems": True},
         {"type": "integer", "multipleOf": 3},
-        {"type": "string", "pattern": "^\\s"},
         {"type": "string", "format": "uri"},
         {"type": "array", "items": {"$ref": "#"}},
         {"type": "object", "patternProperties": {"^a": INTEGER}, "additionalProperties": False},
         {"type": "object", "properties": {"a": INTEGER}},
+        closed({"a": INTEGER}, ["a"], NULL),  # an undeclared key may be a declared one in escapes
         closed({f"{chr(97 + i)}{i}": TEXT for i in range(200)}, []),
         {"type": "string", "maxLength": 3000},
         {"type": "integer", "maximum": 10**17},
