@@ -13,6 +13,7 @@ from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202
 
 from smcgen.errors import UsageError
 from smcgen.potentials.engine import Recognizer
+from smcgen.potentials.json_exact import exact
 from smcgen.potentials.json_formats import ENGINE, FORMATS
 from smcgen.potentials.json_pattern import NoPattern, translated
 
@@ -72,7 +73,7 @@ def judge(schema: dict, kind: Any, schemas: set[int]) -> Any:
     """The validator of finished values. It looks for patterns as ECMAScript does, and checks formats as the masks do.
 
     schemas: the `id`s of parts that are schemas, where keywords do not tell."""
-    return kind(_judged(schema, schemas, True), registry=referencing.Registry(), format_checker=formats())
+    return exact(kind)(_judged(schema, schemas, True), registry=referencing.Registry(), format_checker=formats())
 
 
 def _judged(node: Any, schemas: set[int], here: bool) -> Any:

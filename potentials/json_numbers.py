@@ -1,7 +1,8 @@
-"""The numbers of JSON between bounds, as regular expressions, in the spellings that llguidance admits.
+"""The numbers of JSON between bounds, as regular expressions.
 
-Integers are written without fraction or exponent; other numbers between bounds without an exponent. Digits are compared from
-the left: a number of the same length is larger iff its first other digit is.
+Integers are written without fraction or exponent; other numbers between bounds without an exponent and without minus zero, with
+as many zeros at the end of a fraction as one likes. Digits are compared from the left: a number of the same length is larger
+iff its first other digit is.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
-LARGEST = 2**53  # the engine reads bounds as float64
 FRACTION = r"(?:\.[0-9]+)?"
+ZEROS = r"(?:\.0+)?"
+NONZERO = "0*[1-9][0-9]*"
 
 
 def integers(low: int | None, high: int | None) -> str:
@@ -44,6 +46,7 @@ def numbers(low: float | None, high: float | None, with_low: bool, with_high: bo
     """The numbers from `low` to `high` (None: no bound), these included or not."""
     if low is None and high is None:
         return r"\-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][\+\-]?[0-9]+)?"
+    low, high = (bound if bound is None or bound else 0 for bound in (low, high))  # -0.0 is 0
     if low is None:
         assert high is not None
         if high < 0:
@@ -52,7 +55,7 @@ def numbers(low: float | None, high: float | None, with_low: bool, with_high: bo
         if high > 0:
             parts.append(numbers(0, high, True, with_high))
         elif with_high:
-            parts.append("0")
+            parts.append("0" + ZEROS)
         return either(parts)
     if high is None:
         if low < 0:
@@ -60,7 +63,7 @@ def numbers(low: float | None, high: float | None, with_low: bool, with_high: bo
         size = len(str(int(low)))
         return either([numbers(low, 10**size, with_low, False), f"[1-9][0-9]{{{size},}}{FRACTION}"])
     if low == high:
-        return _spelled(low).replace("-", r"\-").replace(".", r"\.")
+        return constant(low) + ("0*" if "." in spelled(low) else ZEROS)
     if high < 0:
         return r"\-" + numbers(-high, -low, with_high, with_low)
     if low < 0:
@@ -68,18 +71,23 @@ def numbers(low: float | None, high: float | None, with_low: bool, with_high: bo
         if high > 0:
             parts.append(numbers(0, high, True, with_high))
         elif with_high:
-            parts.append("0")
+            parts.append("0" + ZEROS)
         return either(parts)
-    return _positive(_spelled(low), _spelled(high), with_low, with_high)
+    return _positive(spelled(low), spelled(high), with_low, with_high)
+
+
+def constant(number: float) -> str:
+    """One number in its shortest spelling."""
+    return spelled(number).replace("-", r"\-").replace(".", r"\.")
 
 
 def either(parts: list[str]) -> str:
     return f"(?:{'|'.join(parts)})" if len(parts) != 1 else parts[0]
 
 
-def _spelled(number: float) -> str:
+def spelled(number: float) -> str:
     """A number in the digits that tell it apart from others, without an exponent."""
-    text = format(Decimal(repr(float(number))), "f")
+    text = format(Decimal(repr(number)), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -89,7 +97,7 @@ def _positive(low: str, high: str, with_low: bool, with_high: bool) -> str:
     if first == last:
         size = max(len(after_first), len(after_last))
         inner = rf"\.{_fractions(after_first.ljust(size, '0'), after_last.ljust(size, '0'), with_low, with_high)}"
-        return f"(?:{first}{inner})" if after_first.strip("0") else f"(?:{first}(?:{inner})?)"
+        return f"{first}(?:{inner})?" if with_low and not after_first else f"{first}{inner}"
     parts, whole = [], int(first)
     if after_first or not with_low:
         parts.append(rf"{first}\.{_above(after_first, with_low)}")
@@ -99,7 +107,7 @@ def _positive(low: str, high: str, with_low: bool, with_high: bool) -> str:
     if after_last:
         parts.append(rf"{last}(?:\.{_below(after_last, with_high)})?")
     elif with_high:
-        parts.append(rf"{last}(?:\.0+)?")
+        parts.append(last + ZEROS)
     return either(parts)
 
 
@@ -124,9 +132,9 @@ def _between(low: str, high: str) -> str:
 
 
 def _above(digits: str, too: bool) -> str:
-    """Fractions above these digits, or equal to them if `too`."""
+    """Ends of fractions above these digits, or equal to them if `too`; no digits stand for zero."""
     if not digits:
-        return "[0-9]*" if too else "[0-9]*[1-9]"
+        return "[0-9]*" if too else NONZERO
     parts = [digits[0] + _above(digits[1:], too)]
     if digits[0] < "9":
         parts.append(_digit(int(digits[0]) + 1, 9) + "[0-9]*")
@@ -134,25 +142,29 @@ def _above(digits: str, too: bool) -> str:
 
 
 def _below(digits: str, too: bool) -> str:
-    """Fractions below these digits, or equal to them, digit by digit, if `too`."""
-    if not digits:
-        return "(?:)"
-    parts = [digits[0] + _below(digits[1:], too)] if too or len(digits) > 1 else []
+    """Fractions of at least one digit below these, the last of which is not zero, or equal to them if `too`."""
+    rest, parts = digits[1:], []
+    if rest:
+        parts.append(f"{digits[0]}(?:{_below(rest, too)})?")
+    elif too:
+        parts.append(digits[0] + "0*")
     if digits[0] > "0":
         parts.append(_digit(0, int(digits[0]) - 1) + "[0-9]*")
     return either(parts)
 
 
 def _fractions(low: str, high: str, with_low: bool, with_high: bool) -> str:
-    """Fractions between two that have equally many digits."""
+    """Fractions of at least one digit between two that have equally many."""
     if low[0] == high[0]:
-        return low[0] + _fractions(low[1:], high[1:], with_low, with_high)
+        rest = _fractions(low[1:], high[1:], with_low, with_high)
+        return low[0] + (f"(?:{rest})?" if with_low and not low[1:].strip("0") else rest)
     parts = [low[0] + _above(low[1:].rstrip("0"), with_low)]
     if int(low[0]) + 1 < int(high[0]):
         parts.append(_digit(int(low[0]) + 1, int(high[0]) - 1) + "[0-9]*")
-    rest = high[1:].rstrip("0")
-    if rest or with_high:
-        parts.append(high[0] + _below(rest, with_high))
+    if rest := high[1:].rstrip("0"):
+        parts.append(f"{high[0]}(?:{_below(rest, with_high)})?")
+    elif with_high:
+        parts.append(high[0] + "0*")
     return either(parts)
 
 

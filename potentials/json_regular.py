@@ -11,7 +11,7 @@ import functools
 import json
 
 from smcgen.potentials.expression import pieces
-from smcgen.potentials.json_numbers import either, integers, numbers, whole
+from smcgen.potentials.json_numbers import constant, either, integers, numbers, whole
 from smcgen.potentials.json_types import Array, NotRegular, Null, Number, Object, Part, Text, Truth, Types, Union
 from smcgen.potentials.pattern import (
     EMPTY,
@@ -135,6 +135,8 @@ def _number(number: Number) -> str:
         return f"/{EMPTY if nothing else integers(first, last)}/"
     if low is not None and high is not None and (low > high or (low == high and not (with_low and with_high))):
         return f"/{EMPTY}/"
+    if low is not None and low == high:  # as a constant
+        return f"/{constant(low)}/"
     return f"/{numbers(low, high, with_low, with_high)}/"
 
 

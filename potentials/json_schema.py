@@ -18,17 +18,20 @@ import torch
 from llguidance import LLMatcher
 from referencing.exceptions import Unresolvable
 
-from smcgen.errors import Impossible, UsageError
+from smcgen.errors import Impossible, SmcgenError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.options import called
 from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, REMEDY, Engine, Recognizer, explain
+from smcgen.potentials.json_bounds import mended
 from smcgen.potentials.json_draft import check, draft, judge
+from smcgen.potentials.json_exact import loads
 from smcgen.potentials.json_finite import Finite
 from smcgen.potentials.json_plain import each, plain_schema, pruned
 from smcgen.potentials.json_regular import regular
+from smcgen.potentials.regex import Regular, text_of
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
 from smcgen.potentials.tables import HASTY, PATIENT, STATE
@@ -37,6 +40,7 @@ from smcgen.values import is_number, is_whole, plain
 FORM = (
     "properties come in the order in which the schema names them",
     "integers have no fraction or exponent",
+    "other numbers between bounds have no exponent, and zero no sign",
     "nothing stands before or after the value",
 )
 SIZES = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
@@ -47,6 +51,7 @@ BESIDE = ": write what stands beside the $ref into the schema that it refers to"
 UNSATISFIABLE = "Unsatisfiable schema: "  # how the engine's proofs begin
 COUNTED = 'min/maxProperties only supported when all keys listed in "properties" are required'  # as the engine says it
 BLANKS = 20  # enough for values that are indented by four, five levels deep
+COMPARED = 1000  # states of an automaton that is compared with the engine when a schema is made
 LAST = frozenset(b'}]"0123456789el')  # the bytes that a JSON value can end with
 
 
@@ -92,7 +97,14 @@ class Schema(Constraint):
         self._validator = judge(schema, kind, parts)
         if (reason := self._contradiction()) is not None:
             raise Impossible(f"{name}: {reason}")
-        self.translation, doubts = _translate(self.plain, name, {} if blanks is None else _bounded(blanks))
+        numbers = mended(self.plain)
+        self.translation, doubts = _translate(numbers.schema, name, _spaces(blanks))
+        self.own = None if numbers.schema == self.plain or left else self._own(numbers.plain)
+        if self.own is None:
+            doubts += numbers.doubts
+            self.form += numbers.form
+        else:
+            self.translation, doubts = text_of(self.own.expression), ()
         self.doubts = tuple(dict.fromkeys((*doubts, *left)))
         self.exact = not self.doubts
         self.verdict = "exact" if self.exact else "checked at the end"
@@ -113,8 +125,23 @@ class Schema(Constraint):
         except Unresolvable as error:
             raise UsageError(f"{self.name}: {error}: put the schema that it refers to under $defs") from None
 
+    def _own(self, plain: dict) -> Regular | None:
+        """Our own expression, where the engine goes wrong about numbers: if the two agree on the schema without these."""
+        expression, blanks = regular(self.plain, self.blanks), self.blanks and 1
+        if expression is None or (others := regular(plain, blanks)) is None:
+            return None
+        try:
+            translation, doubts = _translate(plain, self.name, _spaces(blanks))
+            found = Regular(self.name, expression)
+            if doubts or not agrees(others, translation, COMPARED):
+                return None
+            found.accepts("")
+        except SmcgenError:  # the engine's limits
+            return None
+        return found
+
     def accepts(self, text: str) -> bool:
-        return self._recognizer(text) and self._valid(text)
+        return (self._recognizer if self.own is None else self.own.accepts)(text) and self._valid(text)
 
     def _settled(self, text: str) -> bool:
         """A key that is spelled with an escape may be that of a property, which the masks do not see."""
@@ -122,7 +149,7 @@ class Schema(Constraint):
 
     def _valid(self, text: str) -> bool:
         try:
-            return self._satisfied(json.loads(text))
+            return self._satisfied(loads(text))
         except (ValueError, RecursionError):
             return False
 
@@ -133,19 +160,24 @@ class Schema(Constraint):
     @cached_property
     def expression(self) -> str | None:
         """The terminal expression of these texts, None if they are no regular language, or it is not known to be the same."""
+        if self.own is not None:
+            return self.own.expression
         return regular(self.plain, self.blanks) if self.exact else None
 
     def bind(self, vocabulary: Vocabulary, stops: Sequence[str], device: torch.device) -> Potential:
         """As every potential; where the language is regular, and small enough for tables over these tokens, the result runs on
         them."""
         steps = PATIENT if device.type == "cuda" else HASTY
-        if self.expression is not None and agrees(self.expression, self.translation, steps // STATE):
-            bound = tabled(self.name, self.accepts, self.expression, vocabulary, stops, device, steps)
+        expression = self.expression
+        if expression is not None and (self.own is not None or agrees(expression, self.translation, steps // STATE)):
+            bound = tabled(self.name, self.accepts, expression, vocabulary, stops, device, steps)
             if bound is not None:
                 return bound
         return super().bind(vocabulary, stops, device)
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine | StopEngine:
+        if self.own is not None:
+            return self.own._compile(vocabulary, stops)
         if stops:
             return StopEngine(self._engine, vocabulary, stops, self.name, LAST)
         return self._engine(vocabulary)
@@ -194,8 +226,10 @@ def _number(value: Any) -> int | float:
     return number
 
 
-def _bounded(blanks: int) -> dict:
+def _spaces(blanks: int | None) -> dict:
     """The engine's options for at most so many blanks in a row."""
+    if blanks is None:
+        return {}
     if blanks == 0:
         return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
     return {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{blanks}}}"}

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smcgen.potentials.json_numbers import LARGEST
 from smcgen.values import is_number
 
 NOTES = frozenset(
@@ -26,6 +25,7 @@ KEYWORDS = {
     "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
     "object": frozenset(("properties", "additionalProperties", "required")),
 }
+DIGITS = 40  # of a bound, before its point and after it
 PARTS = 5_000  # schemas looked at, references followed
 
 
@@ -224,7 +224,7 @@ def _tighter(choose: Any, a: float | None, b: float | None) -> Any:
 
 
 def _bound(number: Any) -> float:
-    if not is_number(number) or not abs(number) < LARGEST:
+    if not is_number(number) or not abs(number) < 10**DIGITS or (number and abs(number) < 10**-DIGITS):
         raise NotRegular(f"the bound {number}")
     return number
 

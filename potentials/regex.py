@@ -60,7 +60,7 @@ class Regular(Constraint):
 
     @cached_property
     def _recognizer(self) -> Recognizer:
-        return Recognizer(_grammar(self.expression), self.name)
+        return Recognizer(text_of(self.expression), self.name)
 
     @cached_property
     def _automaton(self) -> Bytes | None:
@@ -76,7 +76,7 @@ class Regular(Constraint):
         bound = tabled(self.name, self.accepts, self.expression, vocabulary, stops, device, steps)
         if bound is not None:
             return bound
-        if "~" in self.expression and agrees(self.expression, _grammar(self.expression), COMPARED) is False:
+        if "~" in self.expression and agrees(self.expression, text_of(self.expression), COMPARED) is False:
             raise UsageError(
                 f"{self.name}: the grammar engine would get its negations wrong (word boundaries, look-arounds), and it is too "
                 "large for tables: take fewer of them, or smaller counts"
@@ -84,7 +84,7 @@ class Regular(Constraint):
         return super().bind(vocabulary, stops, device)
 
     def _compile(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> Engine:
-        grammar = _grammar(fold(self.expression, stops))
+        grammar = text_of(fold(self.expression, stops))
         try:
             return Engine(grammar, vocabulary, self.name)
         except UsageError:  # too much for the usual limits of the engine's lexer
@@ -92,6 +92,7 @@ class Regular(Constraint):
             return Engine(grammar, vocabulary, self.name, limits)
 
 
-def _grammar(expression: str) -> str:
+def text_of(expression: str) -> str:
+    """The engine's grammar of one terminal."""
     # A complement holds byte strings that are no UTF-8 text, hence the intersection with all texts.
     return f"start: TEXT\nTEXT: ({expression}) & /(?s:.)*/\n"

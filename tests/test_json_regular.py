@@ -196,7 +196,7 @@ def test_numbers_between_bounds(kind, low, high, above, below):
         closed({"a": INTEGER}, ["a"], NULL),  # an undeclared key may be a declared one in escapes
         closed({f"{chr(97 + i)}{i}": TEXT for i in range(200)}, []),
         {"type": "string", "maxLength": 3000},
-        {"type": "integer", "maximum": 10**17},
+        {"properties": {"n": {"type": "integer", "maximum": 10**17}}},
     ],
 )
 def test_the_others_stay_with_llguidance(schema):

@@ -1,0 +1,324 @@
+"""Bounds on numbers, and multipleOf, in terms that llguidance gets right.
+
+Its regular expressions for numbers between bounds miss some (0.9 below 0.95, 0.50 above an excluded 0) and let others through
+(an excluded 0 below 0.5); it reads bounds as float64; its multiples need all digits of a fraction. So a schema is given to it
+with each such range as a union of ranges for which its expressions are right: all numbers that begin with the same digits,
+one number alone. What is beyond it is widened, and said to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from typing import Any
+
+from smcgen.potentials.json_plain import each
+from smcgen.values import is_number, is_whole
+
+RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+MIRRORED = {
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "exclusiveMinimum": "exclusiveMaximum",
+    "exclusiveMaximum": "exclusiveMinimum",
+}
+OTHERS = ("null", "boolean", "string", "array", "object")
+EXACT = 2**53  # from here on float64 has not every integer
+LARGE = Decimal(10) ** 17  # from here on the engine's own integers overflow
+DIGITS = 15  # of any decimal that float64 tells apart from the others
+NEAR = 9  # zeros after the digits of an excluded bound
+ZEROS = 6  # zeros after the digits of an included one
+MOST = 9  # digits of a fraction that the engine's multiples can have
+COEFFICIENT = 10_000  # of multipleOf: the engine's automaton has as many states; some hundredths of a second
+FORM = "next to a bound, numbers have few zeros at the end of a fraction"
+MULTIPLES = "multiples have no exponent, and no more digits of fraction than multipleOf"
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A schema in the engine's terms.
+
+    Attributes:
+        schema: what the engine is given.
+        plain: the given schema without the keywords that were changed.
+        doubts: what `schema` does not enforce.
+        form: how numbers are written."""
+
+    schema: Any
+    plain: Any
+    doubts: tuple[str, ...]
+    form: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers between bounds (None: no bound), these included or not."""
+
+    low: Decimal | None
+    high: Decimal | None
+    with_low: bool
+    with_high: bool
+
+    @property
+    def empty(self) -> bool:
+        if self.low is None or self.high is None:
+            return False
+        return self.low > self.high or (self.low == self.high and not (self.with_low and self.with_high))
+
+    def keywords(self) -> dict[str, float]:
+        found = {}
+        if self.low is not None:
+            found["minimum" if self.with_low else "exclusiveMinimum"] = _number(self.low)
+        if self.high is not None:
+            found["maximum" if self.with_high else "exclusiveMaximum"] = _number(self.high)
+        return found
+
+
+def mended(schema: dict) -> Mended:
+    """The plain schema (`json_plain`) with its ranges and multiples in terms that the engine gets right. `schema` itself is
+    not changed."""
+    nodes: list[dict] = []
+    _deep(schema, lambda node: nodes.append(node) or node)
+    # Multiples of several schemas may meet, and the engine multiplies them in 32 bits.
+    zeros = 2 if any("multipleOf" in node for node in nodes) else ZEROS
+    work = _Work(zeros, {}, {})
+    wider = _deep(schema, lambda node: work.mend(node, False))
+    return Mended(wider, _deep(schema, lambda node: work.mend(node, True)), tuple(work.doubts), tuple(work.form))
+
+
+def _deep(schema: Any, change: Callable[[dict], dict]) -> Any:
+    """The schema with `change` made to it and to every schema in it, those inside first."""
+    if isinstance(schema, list):
+        return [_deep(part, change) for part in schema]
+    return change(each(schema, lambda part: _deep(part, change))) if isinstance(schema, dict) else schema
+
+
+@dataclass(frozen=True)
+class _Work:
+    zeros: int
+    doubts: dict[str, None]
+    form: dict[str, None]
+
+    def mend(self, node: dict, plain: bool) -> dict:
+        """The node in the engine's terms, or just without what would be changed."""
+        node = self._constants(node)
+        types = node.get("type", [*OTHERS, "number"])
+        types = types if isinstance(types, list) else [types]
+        kind = "number" if "number" in types else "integer"
+        if kind not in types:
+            return node
+        others = [{"type": [other for other in types if other not in ("number", "integer")]}]
+        others = others if others[0]["type"] else []
+        ranges, multiples = self._ranges(node, kind), self._multiples(node, kind)
+        for keys, options in ((RANGES, ranges), (("multipleOf",), multiples)):
+            if options is not None:
+                node = {key: value for key, value in node.items() if key not in keys}
+                if options and not plain:
+                    node = _and(node, options + others)
+        return node
+
+    def _constants(self, node: dict) -> dict:
+        """Without constants that the engine would take for others."""
+        for key in ("const", "enum"):
+            values = [node[key]] if key == "const" and key in node else node.get(key, ())
+            if any(map(_beyond, values)):
+                self.doubts[f"{key} has integers of more digits than the engine reads"] = None
+                kept = [value for value in values if not _beyond(value)]
+                kinds = sorted({_kind(value) for value in values if _beyond(value)})
+                node = {other: value for other, value in node.items() if other != key}
+                node = _and(node, [{"type": kinds}, *([{"enum": kept}] if kept else [])])
+        return node
+
+    def _ranges(self, node: dict, kind: str) -> list[dict] | None:
+        """What stands for its bounds; None: they stay."""
+        given = [key for key in RANGES if key in node]
+        bounds = interval(node)
+        if not given or "enum" in node or "const" in node or bounds.empty:  # single numbers the engine compares rightly
+            return None
+        small = all(abs(bound) < EXACT for bound in (bounds.low, bounds.high) if bound is not None)
+        if small and (kind == "integer" or bounds.low == bounds.high or _right(bounds)):
+            return None
+        wider = _widened(bounds, kind)
+        if wider != bounds:
+            self.doubts[f"{' and '.join(given)}: of more digits than the engine reads"] = None
+        if wider.low is None and wider.high is None:
+            return []
+        if kind == "integer":
+            return [{"type": kind, **wider.keywords()}]
+        self.form[FORM] = None
+        return [{"type": kind, **span} for span in _spans(wider, self.zeros)]
+
+    def _multiples(self, node: dict, kind: str) -> list[dict] | None:
+        """What stands for its multipleOf; None: it stays."""
+        if not is_number(step := node.get("multipleOf")) or not math.isfinite(step) or step <= 0:
+            return None
+        coefficient, places = _read(_decimal(step))
+        if coefficient > COEFFICIENT or places > 6 or _as_read(float(step)) != (coefficient, places):
+            self.doubts[f"multipleOf {step} is not enforced by the masks: it is too large, or has too many digits"] = None
+            return []
+        self.form[MULTIPLES] = None
+        if kind == "integer" or places < 2:
+            return None
+        # The engine wants all digits of a fraction, or none: those of fewer digits are multiples of more.
+        steps = {Decimal(math.lcm(coefficient, 10 ** (places - size))).scaleb(-places) for size in range(1, places)}
+        return [{"type": kind, "multipleOf": float(other)} for other in sorted({*steps, _decimal(step)})]
+
+
+def _and(node: dict, options: list[dict]) -> dict:
+    return {**node, "allOf": [*node.get("allOf", ()), {"anyOf": options}]}
+
+
+def _beyond(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(_beyond, value.values() if isinstance(value, dict) else value))
+    return is_whole(value) and abs(value) >= EXACT
+
+
+def _kind(value: Any) -> str:
+    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "integer"
+
+
+def interval(node: dict) -> Interval:
+    """What its bounds say; in draft 4 an exclusive one is a flag."""
+    sides = []
+    for within, beyond, tighter in (("minimum", "exclusiveMinimum", max), ("maximum", "exclusiveMaximum", min)):
+        inner, outer = (_decimal(node[key]) if is_number(node.get(key)) else None for key in (within, beyond))
+        if outer is None:
+            sides.append((inner, node.get(beyond) is not True))
+        else:
+            sides.append((inner, True) if inner is not None and tighter(inner, outer) != outer else (outer, False))
+    (low, with_low), (high, with_high) = sides
+    return Interval(low, high, with_low, with_high)
+
+
+def _decimal(number: float) -> Decimal:
+    return Decimal(repr(number)) if number else Decimal(0)  # -0.0 is 0
+
+
+def _number(value: Decimal) -> float:
+    return int(value) if _whole(value) else float(value)
+
+
+def _whole(number: Decimal) -> bool:
+    return number == number.to_integral_value()
+
+
+def _right(bounds: Interval) -> bool:
+    """Whether the engine's own expression is right: from 0 on, with a whole number between the bounds."""
+    low, high = bounds.low, bounds.high
+    return low is not None and low >= 0 and bounds.with_low and (high is None or (_whole(high) and int(low) < int(high)))
+
+
+def _widened(bounds: Interval, kind: str) -> Interval:
+    """Bounds further apart where the engine would not read their digits."""
+    low, high = _cut(bounds.low, ROUND_FLOOR), _cut(bounds.high, ROUND_CEILING)
+    with_low, with_high = bounds.with_low or low != bounds.low, bounds.with_high or high != bounds.high
+    if kind == "number":
+        if not with_low and low is not None and low >= 0:
+            with_low = _near(low, high) is None
+        if not with_high and high is not None and high < 0:
+            with_high = _near(-high, None if low is None else -low) is None
+    return Interval(low, high, with_low, with_high)
+
+
+def _cut(bound: Decimal | None, way: str) -> Decimal | None:
+    if bound is None or not bound.is_finite() or abs(bound) >= LARGE:
+        return None
+    rounded = Context(prec=DIGITS, rounding=way).plus(bound)
+    return rounded if rounded.adjusted() >= -DIGITS else rounded.quantize(_unit(DIGITS), way)
+
+
+def _near(low: Decimal, high: Decimal | None) -> int | None:
+    """To how many digits numbers are told from an excluded bound; None: to none that help."""
+    places = max(_places(low) + NEAR, 0 if high is None else _places(high) + 2)
+    if low:
+        places = min(places, DIGITS - 1 - low.adjusted())
+    return places if places > _places(low) and (high is None or low + _unit(places) <= high) else None
+
+
+def _spans(bounds: Interval, zeros: int) -> Iterator[dict]:
+    """Ranges that make up one, and for which the engine's expressions are right."""
+    low, high = bounds.low, bounds.high
+    if low is None or low < 0:
+        least, included = (Decimal(0), False) if high is None or high >= 0 else (-high, bounds.with_high)
+        for span in _positive(Interval(least, None if low is None else -low, included, bounds.with_low), zeros):
+            yield {MIRRORED.get(key, key): -value if key in MIRRORED else value for key, value in span.items()}
+    if high is None or high >= 0:
+        least, included = (Decimal(0), True) if low is None or low < 0 else (low, bounds.with_low)
+        if not (positive := Interval(least, high, included, bounds.with_high)).empty:
+            yield from _positive(positive, zeros)
+
+
+def _positive(bounds: Interval, zeros: int) -> Iterator[dict]:
+    """The same from 0 on: up from `low` to numbers of ever fewer digits, then on to those of `high`. In each range numbers
+    begin with the same digits, but for the last of these."""
+    low, high = bounds.low, bounds.high
+    assert low is not None
+    if _right(bounds):
+        yield bounds.keywords()
+        return
+    if not bounds.with_low:
+        places = _near(low, high)
+        assert places is not None
+        low += _unit(places)
+    while places := _places(low):
+        ten = _unit(places - 1)
+        border = (low // ten + 1) * ten
+        if high is not None and border > high:
+            break
+        yield Interval(low, border, True, False).keywords()
+        low = border
+    if high is None:
+        yield {"minimum": _number(low)}
+        return
+    while low < high:
+        unit = _unit(places)
+        last = high // unit * unit
+        if last > low:
+            yield Interval(low, last, True, bounds.with_high and last == high and not places).keywords()
+            low = last
+        if low < high:
+            yield from _spelled(low, places)
+            places += 1
+        elif bounds.with_high and not places:
+            return
+    if bounds.with_high:
+        for size in range(_places(high), _places(high) + zeros + 1):
+            yield from _spelled(high, size)
+
+
+def _spelled(value: Decimal, places: int) -> Iterator[dict]:
+    """One number with so many digits after the point."""
+    if places == _places(value):
+        yield {"minimum": _number(value), "maximum": _number(value)}
+    elif places <= min(MOST, DIGITS - len(str(int(value))) - 1):
+        unit = _unit(places)
+        # The engine looks in float64 for a multiple in the range: no end of it is one, so that rounding does not matter.
+        low = value - unit / 2 if value else value
+        yield {**Interval(low, value + unit, True, False).keywords(), "multipleOf": float(2 * unit)}
+
+
+def _places(value: Decimal) -> int:
+    """Digits after the point."""
+    exponent = value.normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _unit(places: int) -> Decimal:
+    return Decimal(1).scaleb(-places)
+
+
+def _read(step: Decimal) -> tuple[int, int]:
+    """The number c * 10^-n as c and the least n from 0 on."""
+    places = _places(step)
+    return int(step.scaleb(places)), places
+
+
+def _as_read(step: float) -> tuple[float, int]:
+    """The same as the engine does it, in float64; the first is no integer's equal where that goes wrong."""
+    places = 0
+    while step != math.floor(step) and places < 30:
+        step, places = step * 10.0, places + 1
+    return step, places
