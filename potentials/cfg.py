@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 import lark as larklib
 
@@ -166,25 +167,21 @@ class Cfg:
 
     def followers(self, name: str) -> int:
         """The classes of the characters that can stand directly after the terminal `name`."""
-        bits = 0
-        for other in self.after(name):
-            bits |= self.terminals[other].first
-        return bits
+        return self._followers[name]
+
+    @cached_property
+    def _followers(self) -> dict[str, int]:
+        first = {name: terminal.first for name, terminal in self.terminals.items()}
+        return {name: reduce(or_, (first[other] for other in self.after(name)), 0) for name in first}
 
     def after(self, name: str) -> set[str]:
         """The terminals that can stand directly after `name`, ignored ones included."""
         out = {*self.ignored, *self.nexts[name]}
         return out.union(*self.nexts.values()) if name in self.ignored else out
 
-    def together(self) -> Iterator[tuple[Terminal, Terminal]]:
-        """Ordered pairs of terminals, equal ones included, that can be expected at one place."""
-        if sum(len(nexts | set(self.ignored)) ** 2 for nexts in self.nexts.values()) > COMPARED:
-            raise Inexpressible("there are too many terminals to compare them")
-        seen: set[tuple[str, str]] = set()
-        for nexts in self.nexts.values():
-            names = sorted(nexts | set(self.ignored))
-            seen.update((a, b) for a in names for b in names)
-        return ((self.terminals[a], self.terminals[b]) for a, b in sorted(seen))
+    def relevant(self, name: str) -> int:
+        """What can stand directly after the terminal `name`: classes of characters, and the end of the text."""
+        return self.followers(name) | self.alphabet.end
 
 
 class Budget:
@@ -216,10 +213,10 @@ def clash(a: Terminal, b: Terminal, followers: int, budget: Budget, preferred: b
     return None
 
 
-def overlap(a: Terminal, b: Terminal, budget: Budget) -> str | None:
-    """A text that both terminals match."""
+def overlap(a: Terminal, b: Terminal, budget: Budget, after: int, beyond: int) -> str | None:
+    """A text that both terminals match, `a` before one of the classes `after`, `b` before one of `beyond`."""
     for text, state, other in _walk(a.automaton, b.automaton, budget):
-        if text and a.automaton.accepts(state) and b.automaton.accepts(other):
+        if text and a.automaton.accepts(state) & after and b.automaton.accepts(other) & beyond:
             return text
     return None
 

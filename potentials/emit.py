@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from smcgen.potentials.automaton import Automaton
 from smcgen.potentials.cfg import Budget, Cfg, Terminal, clash, overlap
+from smcgen.potentials.meeting import together
 from smcgen.potentials.pattern import Inexpressible, ranges_to_class, terminal
 
 ELIMINATED = 60  # states of an automaton that may be turned back into a regular expression
@@ -25,12 +26,18 @@ def obstacle(cfg: Cfg, lalr: bool = False) -> str | None:
     for nexts in cfg.nexts.values():
         if both := sorted(ignored & nexts):
             return f"{both[0]} is ignored and also used in rules"
-    for a, b in cfg.together():
+    same, apart = together(cfg, budget, one_reading=lalr)
+    for pair in sorted(same | apart):
+        a, b = (cfg.terminals[name] for name in pair)
         if not a.first & b.first:
             continue
-        if (text := clash(a, b, cfg.followers(a.name), budget, preferred=lalr and b.rank < a.rank)) is not None:
+        # After different readings of a text lark's LALR parser, which goes on with one, may expect `a` alone.
+        preferred = lalr and pair not in apart and b.rank < a.rank
+        if (text := clash(a, b, cfg.followers(a.name), budget, preferred)) is not None:
             return f"{text!r} may be {a.name} and something more, or the beginning of {b.name}"
-        if a.name in ignored and a is not b and (text := overlap(a, b, budget)) is not None:
+        if a.name not in ignored or a is b:
+            continue
+        if (text := overlap(a, b, budget, cfg.relevant(a.name), cfg.relevant(b.name))) is not None:
             return f"{text!r} is ignored and also {b.name}"
     large = next((name for name, t in cfg.terminals.items() if _expression(t, cfg) is None), None)
     return None if large is None else f"{large} is too large for one regular expression"
@@ -99,7 +106,7 @@ def _alternatives(origin: str, expansions: Sequence[Sequence[str]], name: str) -
 
 def _accepting(t: Terminal, cfg: Cfg) -> list[int]:
     """The states in which a terminal ends before some possible follower."""
-    relevant = cfg.followers(t.name) | t.automaton.end
+    relevant = cfg.relevant(t.name)
     return [state for state in range(len(t.automaton.states)) if t.automaton.accepts(state) & relevant]
 
 
