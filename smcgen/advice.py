@@ -126,7 +126,7 @@ def padded(d: Diagnostics, settings: dict[str, Any]) -> str | None:
 def fewer_blanks(settings: dict[str, Any]) -> str | None:
     """What keeps a text from being padded with blanks, if a condition of this run has a say in it."""
     if any(name.startswith("json_schema(") for name in settings["potentials"]):
-        return "blanks=0 in json_schema (--blanks 0)"
+        return "blanks=0 or blanks=1 in json_schema, or --blanks"
     if any(name.startswith("lark(") for name in settings["potentials"]):
         return "a grammar that names its blanks in place of %ignore"
     return None
@@ -177,7 +177,7 @@ def no_survivors(record: Record, items: range) -> NoSurvivors:
     remedies = "a larger max_tokens, more particles" if full else "more particles, a larger max_tokens"
     share, fewer = blank_share(rounds, record.piece_of), fewer_blanks(settings)
     if share >= PADDED and fewer is not None:
-        remedies = f"{fewer} ({share:.0%} of the tokens are blanks), {remedies}"
+        remedies = f"{fewer} ({share:.0%} of the tokens drawn are blanks), {remedies}"
     return NoSurvivors(
         f"no particle survived: {cause} killed the last one in round {last} (longest text reached: {prefix!r}); "
         f"use {remedies}, or a weaker constraint",
