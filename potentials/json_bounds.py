@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from typing import Any
 
 from smcgen.potentials.json_plain import each
@@ -31,6 +32,8 @@ DIGITS = 15  # of any decimal that float64 tells apart from the others
 NEAR = 9  # zeros after the digits of an excluded bound
 ZEROS = 6  # zeros after the digits of an included one
 MOST = 9  # digits of a fraction that the engine's multiples can have
+MOST_BESIDE = 4  # the same where a multipleOf is given besides: the engine multiplies the two in 32 bits
+PLACES = 6  # digits of the fraction of multipleOf
 COEFFICIENT = 10_000  # of multipleOf: the engine's automaton has as many states; some hundredths of a second
 FORM = "next to a bound, numbers have few zeros at the end of a fraction"
 MULTIPLES = "multiples have no exponent, and no more digits of fraction than multipleOf"
@@ -81,9 +84,8 @@ def mended(schema: dict) -> Mended:
     not changed."""
     nodes: list[dict] = []
     _deep(schema, lambda node: nodes.append(node) or node)
-    # Multiples of several schemas may meet, and the engine multiplies them in 32 bits.
-    zeros = 2 if any("multipleOf" in node for node in nodes) else ZEROS
-    work = _Work(zeros, {}, {})
+    steps = {node["multipleOf"] for node in nodes if _is_step(node.get("multipleOf"))}
+    work = _Work(MOST_BESIDE if steps else MOST, _kept(steps, any(map(_meets, nodes))), {}, {})
     wider = _deep(schema, lambda node: work.mend(node, False))
     return Mended(wider, _deep(schema, lambda node: work.mend(node, True)), tuple(work.doubts), tuple(work.form))
 
@@ -97,7 +99,8 @@ def _deep(schema: Any, change: Callable[[dict], dict]) -> Any:
 
 @dataclass(frozen=True)
 class _Work:
-    zeros: int
+    most: int  # digits of a fraction in multiples that stand for one number
+    steps: frozenset[float]  # of multipleOf, those that the engine is given
     doubts: dict[str, None]
     form: dict[str, None]
 
@@ -138,9 +141,9 @@ class _Work:
         if not given or "enum" in node or "const" in node or bounds.empty:  # single numbers the engine compares rightly
             return None
         small = all(abs(bound) < EXACT for bound in (bounds.low, bounds.high) if bound is not None)
-        if small and (kind == "integer" or bounds.low == bounds.high or _right(bounds)):
-            return None
         wider = _widened(bounds, kind)
+        if small and (kind == "integer" or bounds.low == bounds.high or (_right(bounds) and wider == bounds)):
+            return None
         if wider != bounds:
             self.doubts[f"{' and '.join(given)}: of more digits than the engine reads"] = None
         if wider.low is None and wider.high is None:
@@ -148,14 +151,14 @@ class _Work:
         if kind == "integer":
             return [{"type": kind, **wider.keywords()}]
         self.form[FORM] = None
-        return [{"type": kind, **span} for span in _spans(wider, self.zeros)]
+        return [{"type": kind, **span} for span in _spans(wider, self.most)]
 
     def _multiples(self, node: dict, kind: str) -> list[dict] | None:
         """What stands for its multipleOf; None: it stays."""
-        if not is_number(step := node.get("multipleOf")) or not math.isfinite(step) or step <= 0:
+        if not _is_step(step := node.get("multipleOf")):
             return None
         coefficient, places = _read(_decimal(step))
-        if coefficient > COEFFICIENT or places > 6 or _as_read(float(step)) != (coefficient, places):
+        if step not in self.steps:
             self.doubts[f"multipleOf {step} is not enforced by the masks: it is too large, or has too many digits"] = None
             return []
         self.form[MULTIPLES] = None
@@ -164,6 +167,36 @@ class _Work:
         # The engine wants all digits of a fraction, or none: those of fewer digits are multiples of more.
         steps = {Decimal(math.lcm(coefficient, 10 ** (places - size))).scaleb(-places) for size in range(1, places)}
         return [{"type": kind, "multipleOf": float(other)} for other in sorted({*steps, _decimal(step)})]
+
+
+def _is_step(step: Any) -> bool:
+    return is_number(step) and 0 < step < math.inf
+
+
+def _meets(node: dict) -> bool:
+    """Whether what it says of a value may come to several schemas at once."""
+    return "allOf" in node or (len(node.keys() - {"$defs"}) > 1 and not node.keys().isdisjoint(("$ref", "anyOf", "oneOf")))
+
+
+def _kept(steps: set[float], together: bool) -> frozenset[float]:
+    """Those of which the engine makes automata of moderate size, all `together` if they may meet in one."""
+    kept, all_of = set(), Fraction(1)
+    for step in sorted(steps, key=lambda step: _read(_decimal(step))):
+        coefficient, places = _read(_decimal(step))
+        if coefficient > COEFFICIENT or places > PLACES or _as_read(float(step)) != (coefficient, places):
+            continue
+        both = _common(all_of if together and kept else Fraction(_decimal(step)), Fraction(_decimal(step)))
+        if _read(Decimal(both.numerator) / both.denominator)[0] <= COEFFICIENT:
+            kept.add(step)
+            all_of = both
+    return frozenset(kept)
+
+
+def _common(one: Fraction, other: Fraction) -> Fraction:
+    """The least common multiple."""
+    return Fraction(
+        math.lcm(one.numerator * other.denominator, other.numerator * one.denominator), one.denominator * other.denominator
+    )
 
 
 def _and(node: dict, options: list[dict]) -> dict:
@@ -238,20 +271,20 @@ def _near(low: Decimal, high: Decimal | None) -> int | None:
     return places if places > _places(low) and (high is None or low + _unit(places) <= high) else None
 
 
-def _spans(bounds: Interval, zeros: int) -> Iterator[dict]:
+def _spans(bounds: Interval, most: int) -> Iterator[dict]:
     """Ranges that make up one, and for which the engine's expressions are right."""
     low, high = bounds.low, bounds.high
     if low is None or low < 0:
         least, included = (Decimal(0), False) if high is None or high >= 0 else (-high, bounds.with_high)
-        for span in _positive(Interval(least, None if low is None else -low, included, bounds.with_low), zeros):
+        for span in _positive(Interval(least, None if low is None else -low, included, bounds.with_low), most):
             yield {MIRRORED.get(key, key): -value if key in MIRRORED else value for key, value in span.items()}
     if high is None or high >= 0:
         least, included = (Decimal(0), True) if low is None or low < 0 else (low, bounds.with_low)
         if not (positive := Interval(least, high, included, bounds.with_high)).empty:
-            yield from _positive(positive, zeros)
+            yield from _positive(positive, most)
 
 
-def _positive(bounds: Interval, zeros: int) -> Iterator[dict]:
+def _positive(bounds: Interval, most: int) -> Iterator[dict]:
     """The same from 0 on: up from `low` to numbers of ever fewer digits, then on to those of `high`. In each range numbers
     begin with the same digits, but for the last of these."""
     low, high = bounds.low, bounds.high
@@ -280,20 +313,20 @@ def _positive(bounds: Interval, zeros: int) -> Iterator[dict]:
             yield Interval(low, last, True, bounds.with_high and last == high and not places).keywords()
             low = last
         if low < high:
-            yield from _spelled(low, places)
+            yield from _spelled(low, places, most)
             places += 1
         elif bounds.with_high and not places:
             return
     if bounds.with_high:
-        for size in range(_places(high), _places(high) + zeros + 1):
-            yield from _spelled(high, size)
+        for size in range(_places(high), _places(high) + ZEROS + 1):
+            yield from _spelled(high, size, most)
 
 
-def _spelled(value: Decimal, places: int) -> Iterator[dict]:
+def _spelled(value: Decimal, places: int, most: int) -> Iterator[dict]:
     """One number with so many digits after the point."""
     if places == _places(value):
         yield {"minimum": _number(value), "maximum": _number(value)}
-    elif places <= min(MOST, DIGITS - len(str(int(value))) - 1):
+    elif places <= min(most, DIGITS - len(str(int(value))) - 1):
         unit = _unit(places)
         # The engine looks in float64 for a multiple in the range: no end of it is one, so that rounding does not matter.
         low = value - unit / 2 if value else value
