@@ -363,7 +363,7 @@ def sample(
         else:
             whole = mode == "auto" or policy_state is not None or baseline  # what is measured or learned is so once
             at_a_time = len(wanted) if whole else max(1, groups or prompts_at_a_time(mode, particles, chains))
-            batches = file.draw(draw, wanted, lambda prompt: base.load().vocabulary.encode(prompt, chat).text, seed, at_a_time)
+            batches = file.draw(draw, wanted, seed, at_a_time)
         for warning in warned:
             note(str(warning.message))
         if policy_state is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smcgen.errors import UsageError
 from smcgen.plan import DEFAULT_PARTICLES
-from smcgen.record import written
+from smcgen.record import as_given, written
 from smcgen.run import DEFAULT_ROWS
 
 if TYPE_CHECKING:
@@ -33,23 +33,21 @@ class Lines:
     def __init__(self, partial: Path, source: Path, there: dict[int, dict[str, Any]]):
         self.partial, self.source, self.there, self.added = partial, source, there, 0
 
-    def draw(
-        self, draw: Callable[..., Posteriors], wanted: list[Any], text_of: Callable[[Any], str], seed: int | None, size: int
-    ) -> list[Posteriors]:
+    def draw(self, draw: Callable[..., Posteriors], wanted: list[Any], seed: int | None, size: int) -> list[Posteriors]:
         """Draws and writes what is not there yet, `size` samples at a time. What is there of a parcel in part is drawn anew, so
         that the file comes out as that of a run that was never cut off.
 
         draw: `smcgen.sample` of a list of prompts, with keys= and seed=.
         wanted: the prompt of each sample.
-        text_of: a prompt -> how a result names it.
 
         Raises UsageError where results that are there are of other prompts or were drawn under other settings."""
         for number, line in self.there.items():
             seed = line["settings"]["seed"] if seed is None else seed
-            if number >= len(wanted) or text_of(wanted[number]) != line["prompt"]:
+            if number >= len(wanted) or as_given(wanted[number]) != line["given"]:
+                shown = str(line["given"])[:60]
                 raise UsageError(
-                    f"--resume: {self.source} holds a result of another prompt, or of more samples, {line['prompt'][:50]!r}: "
-                    "give the same prompts and samples (further prompts may follow), or another -o"
+                    f"--resume: {self.source} holds a result of another prompt, or of more samples, {shown!r}: give the same "
+                    "prompts and samples (further prompts may follow), or another -o"
                 )
         numbers = range(len(wanted))
         parcels = [numbers[first : first + size] for first in range(0, len(wanted), size)]
@@ -124,7 +122,7 @@ def _read(source: Path) -> dict[int, dict[str, Any]]:
         *whole, _ = source.read_text(encoding="utf-8").split("\n")
         for line in whole:
             result = json.loads(line)
-            _ = result["prompt"], result["settings"]["seed"]
+            _ = result["given"], result["settings"]["seed"]
             found[result["key"]] = result
     except (OSError, ValueError, TypeError, KeyError):
         raise UsageError(f"{source}: no file of results that smcgen wrote: move it away") from None
