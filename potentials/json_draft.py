@@ -110,7 +110,7 @@ SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems",
 def _python(pattern: str) -> str:
     try:
         return translated(pattern)[1]
-    except NoPattern:  # in a part that no reference leads to; the others were refused
+    except (NoPattern, OverflowError):  # in a part that no reference leads to; the others were refused
         return pattern
 
 
@@ -143,6 +143,6 @@ def _recognizer(name: str) -> Recognizer:
 def _is_pattern(value: str) -> bool:
     try:
         translated(value)
-    except NoPattern:
+    except (NoPattern, OverflowError):
         return False
     return True

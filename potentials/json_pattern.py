@@ -40,12 +40,13 @@ class NoPattern(ValueError):
 
 @functools.lru_cache(maxsize=4096)
 def translated(pattern: str) -> tuple[str, str]:
-    """A pattern for the engine, and the same one for Python's `re.search`. Raises NoPattern."""
+    """A pattern for the engine, and the same one for Python's `re.search`. Raises NoPattern, and OverflowError
+    for counts that are too large."""
     try:
         engine, python = (pattern, pattern) if FLAGS.search(pattern) else _Reader(pattern).read()
         re.compile(python)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise NoPattern(f"Python's regular expressions do not take it ({error})") from None
+    except (re.error, RecursionError) as error:
+        raise NoPattern(f"Python's regular expressions do not take it ({error}): write it in another way") from None
     return engine, python
 
 

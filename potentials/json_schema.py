@@ -6,6 +6,7 @@ finished text: a keyword is never dropped in silence.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -29,8 +30,9 @@ from smcgen.potentials.json_bounds import mended
 from smcgen.potentials.json_draft import check, draft, judge
 from smcgen.potentials.json_exact import loads
 from smcgen.potentials.json_finite import Finite
-from smcgen.potentials.json_plain import each, plain_schema, pruned
+from smcgen.potentials.json_plain import plain_schema, pruned
 from smcgen.potentials.json_regular import regular
+from smcgen.potentials.json_wider import unmixed, without, without_patterns
 from smcgen.potentials.regex import Regular, text_of
 from smcgen.potentials.stopping import StopEngine
 from smcgen.potentials.tabled import tabled
@@ -65,8 +67,9 @@ def json_schema(schema: dict | bool | str | os.PathLike[str] | type, blanks: int
             Without a bound a small model may go on with blanks until its budget is spent.
 
     The result's `verdict` is "exact", or "checked at the end": then `doubts` names what the masks do not enforce, and
-    the `jsonschema` package, by the draft that `$schema` names (2020-12 by default), judges the finished text. `format`
-    is enforced where the engine knows it. Raises UsageError for what is no schema, Impossible if it admits nothing."""
+    the `jsonschema` package, by the draft that `$schema` names (2020-12 by default), judges the finished text. A `format`
+    that neither knows is not checked, and `doubts` says so. Raises UsageError for what is no schema, Impossible if it admits
+    nothing."""
     if blanks is not None and (not is_whole(blanks) or not 0 <= blanks <= 1000):
         raise UsageError(f"json_schema: blanks={blanks!r}: give a number from 0 to 1000, or None for any")
     try:
@@ -124,6 +127,10 @@ class Schema(Constraint):
             return self._validator.is_valid(value)
         except Unresolvable as error:
             raise UsageError(f"{self.name}: {error}: put the schema that it refers to under $defs") from None
+        except BaseException as error:  # where Python's recursion ends in a library of `jsonschema`, that panics
+            if type(error).__name__ == "PanicException":
+                raise RecursionError from None
+            raise
 
     def _own(self, plain: dict) -> Regular | None:
         """Our own expression, where the engine goes wrong about numbers: if the two agree on the schema without these."""
@@ -250,23 +257,23 @@ def _translate(schema: dict, name: str, form: dict) -> tuple[str, tuple[str, ...
         # Where it cannot count properties, the lenient engine leaves out all that are declared, or finds too few.
         counts = [message for message in messages if "min/maxProperties" in message]
         if options is lenient and (counts or (refused and reason.startswith(UNSATISFIABLE))):
-            wider = _without(schema, KEYS)
+            wider = without(schema, KEYS)
             if wider != schema:
-                doubts[_doubt(COUNTED)] = None
+                doubts[_doubt(COUNTED, schema)] = None
         if wider == schema and refused and reason.startswith(UNSATISFIABLE):
             wider = _without_part(schema, reason)
             if not isinstance(wider, dict) or wider == schema:
                 raise Impossible(f"{name}: {_unsatisfied(reason)}")
         elif wider == schema and (refused or counts):
-            doubts[_doubt(reason)] = None
+            doubts[_doubt(reason, schema)] = None
             if options is strict:
                 options = lenient
                 continue
-            wider = _beside(schema) if "circular" in reason else _without(schema, _culprits(reason))
+            wider = _wider(schema, reason)
             if wider == schema:
                 raise UsageError(f"{name}: {explain(reason)}{BESIDE if 'circular' in reason else ''}")
         elif wider == schema:
-            doubts |= {_doubt(message): None for message in messages if message}
+            doubts |= {_doubt(message, schema): None for message in messages if message}
             return grammar, tuple(doubts)
         schema = wider
 
@@ -285,27 +292,36 @@ def _without_part(schema: dict, reason: str) -> dict | bool:
     return pruned(schema, (part[1],)) if part is not None and part[1] in schema.get("$defs", {}) else schema
 
 
-def _beside(schema: Any) -> Any:
-    """The schema without what stands beside its references."""
-    if isinstance(schema, list):
-        return [_beside(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = each(schema, _beside)
-    references = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
-    found = next((part["$ref"] for part in references if "$ref" in part), None)
-    kept = {"$defs": out["$defs"]} if "$defs" in out else {}
-    return out if found is None else {"$ref": found, **kept}
+def _wider(schema: dict, reason: str) -> dict:
+    """The schema without what the engine refuses."""
+    if "circular" in reason:
+        return unmixed(schema)
+    culprits = _culprits(reason)
+    if "pattern" in culprits and (wider := without_patterns(schema, _is_beyond)) != schema:
+        return wider
+    return without(schema, culprits)
 
 
-def _doubt(reason: str) -> str:
+@functools.cache
+def _is_beyond(pattern: str) -> bool:
+    """Whether the engine refuses a pattern by itself."""
+    refused, messages = _validate(_grammar({"type": "string", "pattern": pattern}, {}))
+    return refused and not messages[0].startswith(UNSATISFIABLE)
+
+
+def _doubt(reason: str, schema: dict) -> str:
     """What the engine does not enforce, from its own words."""
     if "circular" in reason:
         return "keywords beside a $ref are not enforced by the masks: one refers back to itself"
     if "oneOf" in reason:
         return "oneOf is read as anyOf by the masks"
     if culprits := _culprits(reason):
-        return f"{' and '.join(culprits)} are not enforced by the masks: one of them is beyond the engine"
+        written = json.dumps(schema)
+        used = [key for key in culprits if f'"{key}": ' in written] or culprits
+        if len(used) == 1:
+            return f"{used[0]} is not enforced by the masks where it is beyond the engine"
+        return f"{' and '.join(used)} are not enforced by the masks: one of them is beyond the engine"
+    reason = re.sub(r" \([0-9]+ times\)$", "", reason)
     return f"not enforced by the masks: {reason}"
 
 
@@ -330,15 +346,3 @@ def _culprits(reason: str) -> tuple[str, ...]:
     if "min/maxProperties" in reason:
         return KEYS
     return tuple(key for key in COUNTS if key in reason) or (RANGES if "range" in reason else ())
-
-
-def _without(schema: Any, keys: Sequence[str]) -> Any:
-    """The plain schema without these keywords, so that it admits more."""
-    if isinstance(schema, list):
-        return [_without(part, keys) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = each({key: part for key, part in schema.items() if key not in keys}, lambda part: _without(part, keys))
-    if "patternProperties" in keys and "patternProperties" in schema:
-        out["additionalProperties"] = True
-    return out

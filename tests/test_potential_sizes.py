@@ -91,7 +91,7 @@ def test_large_counts_that_the_engine_takes(make, good, bad):
 def test_numbers_that_the_engine_does_not_take_are_checked_at_the_end(schema, good, bad):
     potential = sg.json_schema(schema)
     assert potential.verdict == "checked at the end"
-    assert "are not enforced by the masks" in potential.doubts[0]
+    assert re.search("not enforced by the masks|than the engine", potential.doubts[0])
     if good is not None:
         assert read(potential, good)
         assert potential.accepts(good)
