@@ -4,7 +4,8 @@
 - a token that the mask bars has extend -inf, and one that an `exact` potential's mask allows has not;
 - fork then extend is a fresh start, rollback then extend is never having gone there, restarted rows are new;
 - a row does not depend on other rows, and rows that are not active are left alone;
-- what it says of a text is the same each time: it asks neither chance nor a clock.
+- what it says of a text is the same each time: it asks neither chance nor a clock;
+- an `exact` constraint's masks let through just the texts that it accepts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from smcgen.errors import PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import BUDGET, END, Potential, Prompt
+from smcgen.potentials.constraint import Constraint
+from smcgen.potentials.tabled import Tabled
 from smcgen.target import LM
 
 TOLERANCE = 1e-6
@@ -51,6 +54,11 @@ def check(
     bound = potential.bind(vocabulary, stops, torch.device("cpu"))
     trial = _Trial(bound, vocabulary, prompt or Prompt((), ""), np.random.default_rng(seed))
     sequences = [trial.spell(text) for text in texts for _ in range(2)]
+    if isinstance(bound, Constraint | Tabled) and bound.exact and bound.accepts is not None and not stops:
+        for sequence in sequences:
+            accepted = bound.accepts(vocabulary.decode(sequence))
+            law = f"an exact constraint's masks must let through just the texts that it accepts, here `accepts` says {accepted}"
+            trial.same(0.0 if accepted else -np.inf, trial.whole(sequence), law, sequence)
     sequences += [trial.draw(tokens) for _ in range(histories)]
     # Functions are asked once for each text in a run, so that only another binding asks again.
     again = _Trial(potential.bind(vocabulary, stops, torch.device("cpu")), vocabulary, trial.prompt, trial.random)

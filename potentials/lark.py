@@ -77,7 +77,7 @@ def lark(
     except RecursionError:
         raise UsageError(f"{name}: its rules are nested too deeply") from None
     except Exception as error:  # lark reports faulty grammars by many kinds of exception
-        reason = _in_a_line(error)
+        reason = _not_regular(text, path) or _in_a_line(error)
         if "undefined rule: NonTerminal" in reason:
             reason = f"there is no rule {start or 'start'!r} to begin with: name another by start="
         raise UsageError(f"{name}: {reason}") from None
@@ -98,6 +98,11 @@ class Grammar(Constraint):
         options = loaded.options
         if len(options.start) != 1:
             raise UsageError(f"{name}: {len(options.start)} start rules: give one")
+        if options.lexer == "dynamic_complete":
+            raise UsageError(
+                f'{name}: by lexer="dynamic_complete" terminals may end before their longest match, which masks cannot follow: '
+                'write lexer="dynamic"'
+            )
         indentation = supported(loaded)
         if options.postlex is not None and indentation is None:
             raise UsageError(f"{name}: a postlex changes the tokens after the lexer, which masks cannot follow: leave it out")
@@ -127,7 +132,7 @@ class Grammar(Constraint):
     def accepts(self, text: str) -> bool:
         try:
             self.loaded.parse(text)
-        except (larklib.exceptions.UnexpectedInput, DedentError):
+        except (larklib.exceptions.UnexpectedInput, larklib.exceptions.ParseError, DedentError):
             return False
         except RuntimeError as error:
             if "multiple start symbol items" in str(error):  # lark's Earley gives up on some ambiguities of the whole text
@@ -238,8 +243,28 @@ def _alternatives(node: Any) -> float:
     return math.prod(counts) + (node.data == "maybe")
 
 
+def _not_regular(text: str, path: Path | None) -> str | None:
+    """The terminal or rule with a regular expression that is none, which lark does not name, and why it is none."""
+    try:
+        grammar, _ = load_grammar(text, str(path) if path else "<text>", [str(path.parent)] if path else [], False)
+    except Exception:  # then it is not the regular expressions
+        return None
+    terminals = [("terminal", name, tree) for name, (tree, _) in grammar.term_defs if tree is not None]
+    for kind, name, tree in [*terminals, *(("rule", name, tree) for name, _, tree, _ in grammar.rule_defs)]:
+        for token in tree.scan_values(lambda value: getattr(value, "type", None) == "REGEXP"):
+            try:
+                re.compile(token[1 : token.rindex("/")])
+            except (re.error, OverflowError, RecursionError) as error:
+                return f"{kind} {name}: {token[:60]} is no regular expression ({error})"
+    return None
+
+
 def _in_a_line(error: Exception) -> str:
     """What lark says and the line of the grammar that it shows, without the mark that it puts below a place in it."""
     said, _, place = str(error).partition("\n\n")
+    if len(error.args) == 2 and isinstance(definition := error.args[1], larklib.lexer.TerminalDef):
+        said = f"{error.args[0]} ({definition.name}: {definition.pattern.value[:60]!r})"
     said, line = " ".join(said.split()).rstrip(": "), place.partition("\n")[0].strip()
+    if "zero-width" in said:
+        said += ": let the terminal match at least one character, and write ? behind it where it may be left out"
     return (f"{said}: {line}" if line else said)[:300] or type(error).__name__

@@ -69,6 +69,11 @@ def occurring(pattern: str, flags: int = 0, plain: bool = False) -> str:
     look-arounds and word boundaries too (llguidance goes wrong about complements of some)."""
     tree = parse(pattern, flags)
     items, flags = list(tree), tree.state.flags
+    if plain and any(_looks_around(*item) for item in items):
+        raise Inexpressible(
+            "a look-around or word boundary cannot be avoided: name the characters beside it instead, for \\bbad\\b write "
+            r"^bad$|^bad\W|\Wbad\W|\Wbad$"
+        )
     branches = items[0][1][1] if len(items) == 1 and items[0][0] is _C.BRANCH else [items]
     lines, found = bool(flags & re.MULTILINE), []
     for branch in map(list, branches):

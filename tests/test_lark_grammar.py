@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from smcgen.errors import Impossible, UsageError
+from smcgen.errors import Impossible, PotentialError, UsageError
 from smcgen.lm.vocabulary import Vocabulary
 from smcgen.potentials.base import END, Prompt
 from smcgen.potentials.check import check
+from smcgen.potentials.emit import emit
 from smcgen.potentials.json_schema import json_schema
 from smcgen.potentials.lark import lark
 from smcgen.potentials.regex import regex
@@ -159,6 +160,14 @@ def test_lalr_is_judged_by_lark():
     assert "lalr" in " ".join(lalr.doubts)
 
 
+def test_check_sees_a_text_that_the_masks_bar():
+    constraint = lark('start: INT "m" "s" | NUM "ms" "!"\nINT: /[0-9]+/\nNUM: /[0-9]+(\\.[0-9]+)?/')
+    check(constraint, VOCABULARY, ["5ms", "5m"], histories=0)
+    constraint.translation = emit(constraint.cfg)
+    with pytest.raises(PotentialError, match="here `accepts` says True"):
+        check(constraint, VOCABULARY, ["5ms"], histories=0)
+
+
 def test_indentation():
     text, seeds = GRAMMARS["python"]
     constraint = lark(text)
@@ -194,7 +203,10 @@ def test_sources_of_a_grammar(tmp_path):
         ("start: A\nA: /(a)\\1/", "terminal A .*back-reference"),
         ("start: A\nA: /a$/", "terminal A .*anchor to the whole text"),
         ("start: a", "'a'|a used but not defined"),
-        ("start: A\nA: /a*/", "zero-width"),
+        ("start: A\nA: /a*/", r"zero-width regexps \(A: 'a\*'\): let the terminal match at least one character"),
+        ("start: A\nA: /a(/", r"terminal A: /a\(/ is no regular expression \(missing \)"),
+        ('start: "a" /[z-a]/i', r"rule start: /\[z-a\]/i is no regular expression \(bad character range"),
+        ('start: A\nA: "a"\n%ignore /(?<=a+)b/', "terminal __IGNORE_0: .*look-behind requires fixed-width"),
         ("start:: A", "Unexpected|unexpected"),
         ('start: "a" b\n  | "c" (\nb: "x"', r'line 2 column 10: \| "c" \($'),
         ("start: _I\n%declare _I", "%declare leaves _I"),
@@ -253,7 +265,15 @@ def test_many_terminals_are_compared_within_bounds():
     assert grammar.accepts("abcd149")
 
 
+def test_a_cyk_parser_judges():
+    constraint = lark(larklib.Lark('start: A "b"\nA: "a"', parser="cyk"))
+    assert [constraint.accepts(text) for text in ("ab", "a", "", "abb", "c")] == [True, False, False, False, False]
+    assert constraint.verdict == "checked at the end"
+
+
 def test_other_misuse_is_refused():
+    with pytest.raises(UsageError, match='write lexer="dynamic"'):
+        lark(larklib.Lark('start: A "b"\nA: /[ab]+/', parser="earley", lexer="dynamic_complete"))
     with pytest.raises(UsageError, match='write "earley" or "lalr"'):
         lark('start: "a"', parser="cyk")
     with pytest.raises(UsageError, match="belong to the Lark object"):

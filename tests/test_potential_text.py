@@ -59,8 +59,14 @@ def test_anchors_are_those_of_search(pattern, flags):
 def test_what_stands_around(pattern):
     for text in TEXTS:
         assert contains(re.compile(pattern)).accepts(text) == bool(re.search(pattern, text)), text
-    with pytest.raises(UsageError, match="look-around or word boundary"):
+    with pytest.raises(UsageError, match="a look-around or word boundary cannot be avoided: name the characters"):
         avoids(re.compile(pattern))
+
+
+def test_the_remedy_for_a_word_that_is_to_be_avoided():
+    constraint = avoids(re.compile(r"^bad$|^bad\W|\Wbad\W|\Wbad$"))
+    for text in ("bad", "a bad", "bad a", "a bad a", "badly", "abad", "bad\n", "bad.", "xbad bad", "\nbad\n", "(bad)", ""):
+        assert constraint.accepts(text) == (re.search(r"\bbad\b", text) is None), text
 
 
 @pytest.mark.parametrize(
