@@ -295,7 +295,8 @@ def _without_part(schema: dict, reason: str) -> dict | bool:
 def _wider(schema: dict, reason: str) -> dict:
     """The schema without what the engine refuses."""
     if "circular" in reason:
-        return unmixed(schema)
+        steps = unmixed(schema), without(schema, ("patternProperties",)), unmixed(schema, True)
+        return next((wider for wider in steps if wider != schema), schema)
     culprits = _culprits(reason)
     if "pattern" in culprits and (wider := without_patterns(schema, _is_beyond)) != schema:
         return wider
@@ -312,7 +313,7 @@ def _is_beyond(pattern: str) -> bool:
 def _doubt(reason: str, schema: dict) -> str:
     """What the engine does not enforce, from its own words."""
     if "circular" in reason:
-        return "keywords beside a $ref are not enforced by the masks: one refers back to itself"
+        return "what stands beside a $ref that leads back to itself is not enforced by the masks"
     if "oneOf" in reason:
         return "oneOf is read as anyOf by the masks"
     if culprits := _culprits(reason):

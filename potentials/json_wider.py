@@ -39,8 +39,10 @@ def without_patterns(schema: Any, bad: Callable[[str], bool]) -> Any:
     return out
 
 
-def unmixed(schema: dict) -> dict:
-    """The schema in which nothing stands beside a reference that leads back to itself, nor beside alternatives with one."""
+def unmixed(schema: dict, inside: bool = False) -> dict:
+    """The schema in which nothing stands beside a reference that leads back to itself, nor beside alternatives with one.
+
+    inside: nor beside parts that have one anywhere inside."""
     parts = {"#": {key: part for key, part in schema.items() if key != "$defs"}}
     parts |= {f"#/$defs/{name}": part for name, part in schema.get("$defs", {}).items()}
     ways = {name: set(_references(part)) & parts.keys() for name, part in parts.items()}
@@ -48,7 +50,9 @@ def unmixed(schema: dict) -> dict:
         for ends in ways.values():
             if middle in ends:
                 ends |= ways[middle]
-    return _unmixed(schema, {name for name, ends in ways.items() if name in ends})
+    circular = {name for name, ends in ways.items() if name in ends}
+    leads = (lambda part: bool(circular & set(_references(part)))) if inside else lambda part: _leads(part, circular)
+    return _unmixed(schema, leads)
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -61,17 +65,17 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(part)
 
 
-def _unmixed(schema: Any, circular: set[str]) -> Any:
+def _unmixed(schema: Any, leads: Callable[[Any], bool]) -> Any:
     if isinstance(schema, list):
-        return [_unmixed(part, circular) for part in schema]
+        return [_unmixed(part, leads) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    out = each(schema, lambda part: _unmixed(part, circular))
+    out = each(schema, lambda part: _unmixed(part, leads))
     kept = {"$defs": out.pop("$defs")} if "$defs" in out else {}
     parts = [part if isinstance(part, dict) else {"allOf": [part]} for part in out.get("allOf", ())]
     parts += [{key: out[key]} for key in ("$ref", "anyOf", "oneOf") if key in out]
     rest = {key: part for key, part in out.items() if key not in ("allOf", "$ref", "anyOf", "oneOf")}
-    if len(parts) + bool(rest) > 1 and (mixed := [part for part in parts if _leads(part, circular)]):
+    if len(parts) + bool(rest) > 1 and (mixed := [part for part in parts if leads(part)]):
         out = mixed[0]
     return {**out, **kept}
 

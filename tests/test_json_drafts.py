@@ -106,12 +106,13 @@ def test_the_schemas_of_schemas_can_be_referred_to():
         {"$ref": "#", "required": ["a"]},
         {"allOf": [{"$ref": "#"}, {"required": ["a"]}]},
         {"anyOf": [{"$ref": "#"}, INTEGER], "required": ["a"]},
+        {"properties": {"a": {"$ref": "#"}}, "patternProperties": {"^a": NULL}, "type": "object", "required": ["a"]},
+        {"allOf": [{"properties": {"a": {"$ref": "#"}}}, {"properties": {"a": NULL}}], "type": "object", "required": ["a"]},
     ],
 )
 def test_keywords_beside_a_circular_reference_are_judged_at_the_end(part):
-    constraint = agrees(
-        {"type": "object", "properties": {"a": part}}, ["{}", '{"a":{"a":{"a":{}}}}'][:1], ['{"a":{}}', '{"a":"x"}']
-    )
+    schema = {"type": "object", "properties": {"a": part}}
+    constraint = agrees(schema, ["{}", '{"b":1}'], ['{"a":{}}', '{"a":"x"}', '{"a":{"a":{}}}'])
     assert "$ref" in constraint.doubts[0]
 
 
