@@ -9,28 +9,19 @@ one number alone. What is beyond it is widened, and said to be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from smcgen.potentials.json_plain import each
+from smcgen.potentials.json_spans import decimal, fraction_digits, interval, right, spans, widened
 from smcgen.values import is_number, is_whole
 
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-MIRRORED = {
-    "minimum": "maximum",
-    "maximum": "minimum",
-    "exclusiveMinimum": "exclusiveMaximum",
-    "exclusiveMaximum": "exclusiveMinimum",
-}
 OTHERS = ("null", "boolean", "string", "array", "object")
 EXACT = 2**53  # from here on float64 has not every integer
-LARGE = Decimal(10) ** 17  # from here on the engine's own integers overflow
-DIGITS = 15  # of any decimal that float64 tells apart from the others
-NEAR = 9  # zeros after the digits of an excluded bound
-ZEROS = 6  # zeros after the digits of an included one
 MOST = 9  # digits of a fraction that the engine's multiples can have
 MOST_BESIDE = 4  # the same where a multipleOf is given besides: the engine multiplies the two in 32 bits
 PLACES = 6  # digits of the fraction of multipleOf
@@ -53,30 +44,6 @@ class Mended:
     plain: Any
     doubts: tuple[str, ...]
     form: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Numbers between bounds (None: no bound), these included or not."""
-
-    low: Decimal | None
-    high: Decimal | None
-    with_low: bool
-    with_high: bool
-
-    @property
-    def empty(self) -> bool:
-        if self.low is None or self.high is None:
-            return False
-        return self.low > self.high or (self.low == self.high and not (self.with_low and self.with_high))
-
-    def keywords(self) -> dict[str, float]:
-        found = {}
-        if self.low is not None:
-            found["minimum" if self.with_low else "exclusiveMinimum"] = _number(self.low)
-        if self.high is not None:
-            found["maximum" if self.with_high else "exclusiveMaximum"] = _number(self.high)
-        return found
 
 
 def mended(schema: dict) -> Mended:
@@ -141,8 +108,8 @@ class _Work:
         if not given or "enum" in node or "const" in node or bounds.empty:  # single numbers the engine compares rightly
             return None
         small = all(abs(bound) < EXACT for bound in (bounds.low, bounds.high) if bound is not None)
-        wider = _widened(bounds, kind)
-        if small and (kind == "integer" or bounds.low == bounds.high or (_right(bounds) and wider == bounds)):
+        wider = widened(bounds, kind)
+        if small and (kind == "integer" or bounds.low == bounds.high or (right(bounds) and wider == bounds)):
             return None
         if wider != bounds:
             self.doubts[f"{' and '.join(given)}: of more digits than the engine reads"] = None
@@ -151,13 +118,13 @@ class _Work:
         if kind == "integer":
             return [{"type": kind, **wider.keywords()}]
         self.form[FORM] = None
-        return [{"type": kind, **span} for span in _spans(wider, self.most)]
+        return [{"type": kind, **span} for span in spans(wider, self.most)]
 
     def _multiples(self, node: dict, kind: str) -> list[dict] | None:
         """What stands for its multipleOf; None: it stays."""
         if not _is_step(step := node.get("multipleOf")):
             return None
-        coefficient, places = _read(_decimal(step))
+        coefficient, places = _read(decimal(step))
         if step not in self.steps:
             self.doubts[f"multipleOf {step} is not enforced by the masks: it is too large, or has too many digits"] = None
             return []
@@ -166,7 +133,7 @@ class _Work:
             return None
         # The engine wants all digits of a fraction, or none: those of fewer digits are multiples of more.
         steps = {Decimal(math.lcm(coefficient, 10 ** (places - size))).scaleb(-places) for size in range(1, places)}
-        return [{"type": kind, "multipleOf": float(other)} for other in sorted({*steps, _decimal(step)})]
+        return [{"type": kind, "multipleOf": float(other)} for other in sorted({*steps, decimal(step)})]
 
 
 def _is_step(step: Any) -> bool:
@@ -181,11 +148,11 @@ def _meets(node: dict) -> bool:
 def _kept(steps: set[float], together: bool) -> frozenset[float]:
     """Those of which the engine makes automata of moderate size, all `together` if they may meet in one."""
     kept, all_of = set(), Fraction(1)
-    for step in sorted(steps, key=lambda step: _read(_decimal(step))):
-        coefficient, places = _read(_decimal(step))
+    for step in sorted(steps, key=lambda step: _read(decimal(step))):
+        coefficient, places = _read(decimal(step))
         if coefficient > COEFFICIENT or places > PLACES or _as_read(float(step)) != (coefficient, places):
             continue
-        both = _common(all_of if together and kept else Fraction(_decimal(step)), Fraction(_decimal(step)))
+        both = _common(all_of if together and kept else Fraction(decimal(step)), Fraction(decimal(step)))
         if _read(Decimal(both.numerator) / both.denominator)[0] <= COEFFICIENT:
             kept.add(step)
             all_of = both
@@ -213,139 +180,9 @@ def _kind(value: Any) -> str:
     return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "integer"
 
 
-def interval(node: dict) -> Interval:
-    """What its bounds say; in draft 4 an exclusive one is a flag."""
-    sides = []
-    for within, beyond, tighter in (("minimum", "exclusiveMinimum", max), ("maximum", "exclusiveMaximum", min)):
-        inner, outer = (_decimal(node[key]) if is_number(node.get(key)) else None for key in (within, beyond))
-        if outer is None:
-            sides.append((inner, node.get(beyond) is not True))
-        else:
-            sides.append((inner, True) if inner is not None and tighter(inner, outer) != outer else (outer, False))
-    (low, with_low), (high, with_high) = sides
-    return Interval(low, high, with_low, with_high)
-
-
-def _decimal(number: float) -> Decimal:
-    return Decimal(repr(number)) if number else Decimal(0)  # -0.0 is 0
-
-
-def _number(value: Decimal) -> float:
-    return int(value) if _whole(value) else float(value)
-
-
-def _whole(number: Decimal) -> bool:
-    return number == number.to_integral_value()
-
-
-def _right(bounds: Interval) -> bool:
-    """Whether the engine's own expression is right: from 0 on, with a whole number between the bounds."""
-    low, high = bounds.low, bounds.high
-    return low is not None and low >= 0 and bounds.with_low and (high is None or (_whole(high) and int(low) < int(high)))
-
-
-def _widened(bounds: Interval, kind: str) -> Interval:
-    """Bounds further apart where the engine would not read their digits."""
-    low, high = _cut(bounds.low, ROUND_FLOOR), _cut(bounds.high, ROUND_CEILING)
-    with_low, with_high = bounds.with_low or low != bounds.low, bounds.with_high or high != bounds.high
-    if kind == "number":
-        if not with_low and low is not None and low >= 0:
-            with_low = _near(low, high) is None
-        if not with_high and high is not None and high < 0:
-            with_high = _near(-high, None if low is None else -low) is None
-    return Interval(low, high, with_low, with_high)
-
-
-def _cut(bound: Decimal | None, way: str) -> Decimal | None:
-    if bound is None or not bound.is_finite() or abs(bound) >= LARGE:
-        return None
-    rounded = Context(prec=DIGITS, rounding=way).plus(bound)
-    return rounded if rounded.adjusted() >= -DIGITS else rounded.quantize(_unit(DIGITS), way)
-
-
-def _near(low: Decimal, high: Decimal | None) -> int | None:
-    """To how many digits numbers are told from an excluded bound; None: to none that help."""
-    places = max(_places(low) + NEAR, 0 if high is None else _places(high) + 2)
-    if low:
-        places = min(places, DIGITS - 1 - low.adjusted())
-    return places if places > _places(low) and (high is None or low + _unit(places) <= high) else None
-
-
-def _spans(bounds: Interval, most: int) -> Iterator[dict]:
-    """Ranges that make up one, and for which the engine's expressions are right."""
-    low, high = bounds.low, bounds.high
-    if low is None or low < 0:
-        least, included = (Decimal(0), False) if high is None or high >= 0 else (-high, bounds.with_high)
-        for span in _positive(Interval(least, None if low is None else -low, included, bounds.with_low), most):
-            yield {MIRRORED.get(key, key): -value if key in MIRRORED else value for key, value in span.items()}
-    if high is None or high >= 0:
-        least, included = (Decimal(0), True) if low is None or low < 0 else (low, bounds.with_low)
-        if not (positive := Interval(least, high, included, bounds.with_high)).empty:
-            yield from _positive(positive, most)
-
-
-def _positive(bounds: Interval, most: int) -> Iterator[dict]:
-    """The same from 0 on: up from `low` to numbers of ever fewer digits, then on to those of `high`. In each range numbers
-    begin with the same digits, but for the last of these."""
-    low, high = bounds.low, bounds.high
-    assert low is not None
-    if _right(bounds):
-        yield bounds.keywords()
-        return
-    if not bounds.with_low:
-        places = _near(low, high)
-        assert places is not None
-        low += _unit(places)
-    while places := _places(low):
-        ten = _unit(places - 1)
-        border = (low // ten + 1) * ten
-        if high is not None and border > high:
-            break
-        yield Interval(low, border, True, False).keywords()
-        low = border
-    if high is None:
-        yield {"minimum": _number(low)}
-        return
-    while low < high:
-        unit = _unit(places)
-        last = high // unit * unit
-        if last > low:
-            yield Interval(low, last, True, bounds.with_high and last == high and not places).keywords()
-            low = last
-        if low < high:
-            yield from _spelled(low, places, most)
-            places += 1
-        elif bounds.with_high and not places:
-            return
-    if bounds.with_high:
-        for size in range(_places(high), _places(high) + ZEROS + 1):
-            yield from _spelled(high, size, most)
-
-
-def _spelled(value: Decimal, places: int, most: int) -> Iterator[dict]:
-    """One number with so many digits after the point."""
-    if places == _places(value):
-        yield {"minimum": _number(value), "maximum": _number(value)}
-    elif places <= min(most, DIGITS - len(str(int(value))) - 1):
-        unit = _unit(places)
-        # The engine looks in float64 for a multiple in the range: no end of it is one, so that rounding does not matter.
-        low = value - unit / 2 if value else value
-        yield {**Interval(low, value + unit, True, False).keywords(), "multipleOf": float(2 * unit)}
-
-
-def _places(value: Decimal) -> int:
-    """Digits after the point."""
-    exponent = value.normalize().as_tuple().exponent
-    return max(0, -exponent) if isinstance(exponent, int) else 0
-
-
-def _unit(places: int) -> Decimal:
-    return Decimal(1).scaleb(-places)
-
-
 def _read(step: Decimal) -> tuple[int, int]:
     """The number c * 10^-n as c and the least n from 0 on."""
-    places = _places(step)
+    places = fraction_digits(step)
     return int(step.scaleb(places)), places
 
 
