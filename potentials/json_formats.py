@@ -44,4 +44,5 @@ FORMATS = {
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{POINTER})$",
 }
 ENGINE = ("uri", "duration")  # formats that llguidance knows besides
+FREE = ("password", "binary")  # formats that every text has
 JUDGED = ("regex",)  # formats that only the judge knows

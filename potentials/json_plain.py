@@ -19,7 +19,7 @@ from referencing.exceptions import Unresolvable
 from smcgen.errors import UsageError
 from smcgen.potentials.json_draft import IGNORES_SIBLINGS, specification
 from smcgen.potentials.json_finite import Finite
-from smcgen.potentials.json_formats import ENGINE, FORMATS, JUDGED
+from smcgen.potentials.json_formats import ENGINE, FORMATS, FREE, JUDGED
 from smcgen.potentials.json_pattern import NoPattern, translated
 
 PART = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "unevaluatedItems",
@@ -160,6 +160,8 @@ class _Reader:
             return (FORMATS[name],)
         if name in ENGINE:
             out["format"] = name
+        elif name in FREE:
+            pass
         elif name in JUDGED:
             self.doubts[f"the format {name} is not enforced by the masks"] = None
         else:

@@ -248,6 +248,7 @@ def test_formats_that_the_engine_lacks():
     for name in ("color", "uri-template"):
         assert f"{name} is not checked" in agrees({"type": "string", "format": name}, ['"a"']).doubts[0]
     assert json_schema({"type": "integer", "format": "int32"}).exact
+    assert json_schema({"type": "string", "format": "password"}).exact
 
 
 def test_dates_are_of_the_calendar():
