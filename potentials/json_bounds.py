@@ -8,15 +8,14 @@ one number alone. What is beyond it is widened, and said to be.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
+from smcgen.potentials.json_exact import is_multiple
+from smcgen.potentials.json_multiples import integers_among, is_step, seen, snapped, taken, variants
 from smcgen.potentials.json_plain import each
-from smcgen.potentials.json_spans import decimal, fraction_digits, interval, right, spans, widened
+from smcgen.potentials.json_spans import decimal, interval, right, spans, widened
 from smcgen.values import is_number, is_whole
 
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -24,9 +23,7 @@ OTHERS = ("null", "boolean", "string", "array", "object")
 EXACT = 2**53  # from here on float64 has not every integer
 MOST = 9  # digits of a fraction that the engine's multiples can have
 MOST_BESIDE = 4  # the same where a multipleOf is given besides: the engine multiplies the two in 32 bits
-PLACES = 6  # digits of the fraction of multipleOf
-COEFFICIENT = 10_000  # of multipleOf: the engine's automaton has as many states; some hundredths of a second
-FORM = "next to a bound, numbers have few zeros at the end of a fraction"
+FORM = "next to a bound, numbers have few zeros after its digits (4 to 9)"
 MULTIPLES = "multiples have no exponent, and no more digits of fraction than multipleOf"
 
 
@@ -51,8 +48,8 @@ def mended(schema: dict) -> Mended:
     not changed."""
     nodes: list[dict] = []
     _deep(schema, lambda node: nodes.append(node) or node)
-    steps = {node["multipleOf"] for node in nodes if _is_step(node.get("multipleOf"))}
-    work = _Work(MOST_BESIDE if steps else MOST, _kept(steps, any(map(_meets, nodes))), {}, {})
+    steps = {step for node in nodes if (step := _step(node)) is not None}
+    work = _Work(MOST_BESIDE if steps else MOST, taken(steps, any(map(_meets, nodes))), {}, {})
     wider = _deep(schema, lambda node: work.mend(node, False))
     return Mended(wider, _deep(schema, lambda node: work.mend(node, True)), tuple(work.doubts), tuple(work.form))
 
@@ -90,7 +87,11 @@ class _Work:
         return node
 
     def _constants(self, node: dict) -> dict:
-        """Without constants that the engine would take for others."""
+        """Without constants that the engine would take for others, or of which it would not see that they are multiples."""
+        if is_step(step := node.get("multipleOf")) and ("const" in node) != ("enum" in node):
+            values = [node["const"]] if "const" in node else node["enum"]
+            fit = [value for value in values if not is_number(value) or is_multiple(decimal(value), decimal(step))]
+            node = {key: value for key, value in node.items() if key not in ("multipleOf", "const")} | {"enum": fit}
         for key in ("const", "enum"):
             values = [node[key]] if key == "const" and key in node else node.get(key, ())
             if any(map(_beyond, values)):
@@ -108,62 +109,54 @@ class _Work:
         if not given or "enum" in node or "const" in node or bounds.empty:  # single numbers the engine compares rightly
             return None
         small = all(abs(bound) < EXACT for bound in (bounds.low, bounds.high) if bound is not None)
+        if small and kind == "integer":
+            return None
+        asked, step = bounds, None
+        if kind == "number" and node.get("multipleOf") in self.steps:
+            step = decimal(node["multipleOf"])
+            bounds = snapped(bounds, step)
         wider = widened(bounds, kind)
-        if small and (kind == "integer" or bounds.low == bounds.high or (right(bounds) and wider == bounds)):
+        if small and wider == asked and (bounds.low == bounds.high or right(bounds)):
             return None
         if wider != bounds:
             self.doubts[f"{' and '.join(given)}: of more digits than the engine reads"] = None
         if wider.low is None and wider.high is None:
             return []
-        if kind == "integer":
+        if kind == "integer" or bounds.empty:
             return [{"type": kind, **wider.keywords()}]
         self.form[FORM] = None
-        return [{"type": kind, **span} for span in spans(wider, self.most)]
+        found = list(spans(wider, self.most))
+        if step is not None and not all(seen(span, one) for span in found for one in variants(step)):
+            self.doubts[f"{' and '.join(given)} beside multipleOf {step}: the engine would round"] = None
+            return []
+        return [{"type": kind, **span} for span in found]
 
     def _multiples(self, node: dict, kind: str) -> list[dict] | None:
         """What stands for its multipleOf; None: it stays."""
-        if not _is_step(step := node.get("multipleOf")):
+        if (step := _step(node)) is None:
             return None
-        coefficient, places = _read(decimal(step))
+        given = node["multipleOf"]
         if step not in self.steps:
-            self.doubts[f"multipleOf {step} is not enforced by the masks: it is too large, or has too many digits"] = None
+            self.doubts[f"multipleOf {given} is not enforced by the masks: it is too large, or has too many digits"] = None
             return []
+        if kind == "integer":
+            return None if step == given else [{"type": kind, "multipleOf": step}]
         self.form[MULTIPLES] = None
-        if kind == "integer" or places < 2:
-            return None
-        # The engine wants all digits of a fraction, or none: those of fewer digits are multiples of more.
-        steps = {Decimal(math.lcm(coefficient, 10 ** (places - size))).scaleb(-places) for size in range(1, places)}
-        return [{"type": kind, "multipleOf": float(other)} for other in sorted({*steps, decimal(step)})]
+        steps = variants(decimal(step))
+        return None if len(steps) == 1 else [{"type": kind, "multipleOf": float(one)} for one in steps]
 
 
-def _is_step(step: Any) -> bool:
-    return is_number(step) and 0 < step < math.inf
+def _step(node: dict) -> float | None:
+    """Its multipleOf; of integers the step of these."""
+    if not is_step(step := node.get("multipleOf")):
+        return None
+    types = node.get("type", ())
+    return integers_among(decimal(step)) if types == "integer" or ("integer" in types and "number" not in types) else step
 
 
 def _meets(node: dict) -> bool:
     """Whether what it says of a value may come to several schemas at once."""
     return "allOf" in node or (len(node.keys() - {"$defs"}) > 1 and not node.keys().isdisjoint(("$ref", "anyOf", "oneOf")))
-
-
-def _kept(steps: set[float], together: bool) -> frozenset[float]:
-    """Those of which the engine makes automata of moderate size, all `together` if they may meet in one."""
-    kept, all_of = set(), Fraction(1)
-    for step in sorted(steps, key=lambda step: _read(decimal(step))):
-        coefficient, places = _read(decimal(step))
-        if coefficient > COEFFICIENT or places > PLACES or _as_read(float(step)) != (coefficient, places):
-            continue
-        both = _common(all_of if together and kept else Fraction(decimal(step)), Fraction(decimal(step)))
-        if _read(Decimal(both.numerator) / both.denominator)[0] <= COEFFICIENT:
-            kept.add(step)
-            all_of = both
-    return frozenset(kept)
-
-
-def _common(one: Fraction, other: Fraction) -> Fraction:
-    """The least common multiple."""
-    return Fraction(
-        math.lcm(one.numerator * other.denominator, other.numerator * one.denominator), one.denominator * other.denominator
-    )
 
 
 def _and(node: dict, options: list[dict]) -> dict:
@@ -178,17 +171,3 @@ def _beyond(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "integer"
-
-
-def _read(step: Decimal) -> tuple[int, int]:
-    """The number c * 10^-n as c and the least n from 0 on."""
-    places = fraction_digits(step)
-    return int(step.scaleb(places)), places
-
-
-def _as_read(step: float) -> tuple[float, int]:
-    """The same as the engine does it, in float64; the first is no integer's equal where that goes wrong."""
-    places = 0
-    while step != math.floor(step) and places < 30:
-        step, places = step * 10.0, places + 1
-    return step, places

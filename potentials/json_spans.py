@@ -19,7 +19,8 @@ MIRRORED = {
 }
 LARGE = Decimal(10) ** 17  # from here on the engine's own integers overflow
 DIGITS = 15  # of any decimal that float64 tells apart from the others
-NEAR = 9  # zeros after the digits of an excluded bound
+NEAR = 9  # zeros after the digits of an excluded bound, FEWEST of large numbers
+FEWEST = 4
 ZEROS = 6  # zeros after the digits of an included one
 
 
@@ -102,7 +103,7 @@ def _near(low: Decimal, high: Decimal | None) -> int | None:
     places = max(fraction_digits(low) + NEAR, 0 if high is None else fraction_digits(high) + 2)
     if low:
         places = min(places, DIGITS - 1 - low.adjusted())
-    return places if places > fraction_digits(low) and (high is None or low + ulp(places) <= high) else None
+    return places if places >= fraction_digits(low) + FEWEST and (high is None or low + ulp(places) <= high) else None
 
 
 def spans(bounds: Interval, most: int) -> Iterator[dict]:

@@ -207,10 +207,52 @@ def test_multiples(step, inside, outside):
             assert admits(run, around % text) == constraint.accepts(around % text) == (text in inside), text
 
 
-def test_multiples_within_bounds():
-    run = bound(json_schema({"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 0, "maximum": 9.99}))
-    assert all(admits(run, text) for text in ("9.99", "0.01", "0.10", "5", "5.0"))
-    assert not any(admits(run, text) for text in ("0", "0.0", "10", "9.995", "-1"))
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (
+            {"multipleOf": 0.01, "exclusiveMinimum": 0, "maximum": 9.99},
+            ["9.99", "0.01", "0.10", "5", "5.0"],
+            ["0", "10", "9.995"],
+        ),
+        ({"multipleOf": 0.1, "exclusiveMaximum": 85.1038}, ["85.1", "85", "85.0", "-0.1"], ["85.2", "85.05", "86"]),
+        ({"multipleOf": 0.1, "minimum": -7.65421, "maximum": -1}, ["-7.6", "-1", "-1.0"], ["-7.7", "-0.9"]),
+        ({"multipleOf": 0.1, "minimum": 0.5, "maximum": 1.99658}, ["0.5", "1.9"], ["0.4", "2", "2.0"]),
+        ({"multipleOf": 0.001, "minimum": 1e-7, "exclusiveMaximum": 1.3920664606198265}, ["1.392", "0.001"], ["0", "1.393"]),
+        ({"multipleOf": 0.01, "minimum": -273.15, "maximum": -273.15}, ["-273.15"], ["-273.14", "-273.16"]),
+        ({"multipleOf": 0.25, "enum": [0.5, 0.3, 16.25]}, ["0.5", "16.25"], ["0.3"]),
+        ({"multipleOf": 0.1, "enum": [16.1, 85.1, 0.25]}, ["16.1", "85.1"], ["0.25"]),
+    ],
+)
+def test_multiples_within_bounds(schema, inside, outside):
+    for constraint, around in zip(both({"type": "number", **schema}), ("%s", '{"n":%s}'), strict=True):
+        run = bound(constraint)
+        assert constraint.exact or "the engine would round" in constraint.doubts[0]
+        for text in inside + outside:
+            assert admits(run, around % text) == (text in inside), text
+
+
+def test_integers_that_are_multiples_of_a_fraction():
+    run = bound(json_schema({"type": "integer", "multipleOf": 0.07, "minimum": 3}))
+    assert [n for n in range(30) if admits(run, str(n))] == [7, 14, 21, 28]
+
+
+def test_multiples_that_meet_are_bounded_together():
+    began = time.perf_counter()
+    constraint = json_schema({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})
+    run = bound(constraint)
+    assert time.perf_counter() - began < 2
+    assert admits(run, str(9973 * 9967))
+    assert not admits(run, "9973")
+    assert not admits(run, "9967")
+
+
+def test_an_excluded_bound_of_many_digits_is_judged_at_the_end():
+    constraint = json_schema({"properties": {"n": {"type": "number", "exclusiveMinimum": 12345678901.25}}})
+    run = bound(constraint)
+    assert constraint.verdict == "checked at the end"
+    assert admits(run, '{"n":12345678901.2500001}')
+    assert not admits(run, '{"n":12345678901.25}')
 
 
 @pytest.mark.parametrize("step", [1_000_003, 10_000_019, 2**61 - 1, 0.07, 1e-9, 123.4567891])
