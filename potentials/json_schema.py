@@ -42,7 +42,7 @@ from smcgen.values import is_number, is_whole, plain
 FORM = (
     "properties come in the order in which the schema names them",
     "integers have no fraction or exponent",
-    "other numbers between bounds have no exponent, zero no sign, and a single number is written in the shortest way",
+    "other numbers between bounds have no exponent, zero no sign; a number that is the only one has no zeros at its end",
     "nothing stands before or after the value",
 )
 SIZES = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
