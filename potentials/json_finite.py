@@ -45,7 +45,7 @@ class Finite:
             properties = schema.get("properties", {})
             if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
                 least = schema.get("minProperties", 0)
-                if least > len(properties) or (least and least > sum(map(self.holds, properties.values()))):
+                if least and least > sum(map(self.holds, properties.values())):
                     return False
             return all(self.holds(properties[key]) for key in schema.get("required", ()) if key in properties)
         if schema.get("type") == "array" and schema.get("minItems", 0) > 0:

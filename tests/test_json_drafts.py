@@ -7,14 +7,16 @@ import re
 
 import jsonschema
 import pytest
+import torch
 
 import smcgen as sg
+from smcgen.potentials.base import Prompt
 from smcgen.potentials.json_draft import DRAFTS, LATEST, draft, formats
 from smcgen.potentials.json_formats import ENGINE, FORMATS
 from smcgen.potentials.json_pattern import NoPattern, translated
 from smcgen.potentials.json_schema import json_schema
 from tests.test_json_random import is_date
-from tests.test_potential_json_schema import finished
+from tests.test_potential_json_schema import VOCABULARY, finished
 
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
 PAIR = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}
@@ -69,6 +71,14 @@ IMPOSSIBLE = [False, {"type": "integer", "minimum": 3, "maximum": 2}, {"not": {}
 )
 def test_a_reference_to_what_nothing_satisfies_leaves_the_rest(schema, accept, part):
     agrees({**schema, "$defs": {"n": part}}, accept, ['{"x":1}', "[1]", "3"])
+
+
+def test_masks_do_not_begin_what_has_no_end():
+    endless = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}}}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}, "y": INTEGER}, "$defs": {"n": endless}}
+    bound = agrees(schema, ["{}", '{"y":1}']).bind(VOCABULARY, (), torch.device("cpu"))
+    state, text = bound.start([Prompt((), "")], 1), list(b'{"x":')
+    assert float(bound.extend(state, torch.tensor([text]), torch.tensor([len(text)]))[0]) == float("-inf")
 
 
 @pytest.mark.parametrize(

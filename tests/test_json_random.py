@@ -51,7 +51,7 @@ class Maker:
 
     def schema(self, depth, references):
         kinds = ["integer", "string", "string", "value", "other", "reference"]
-        kinds += ["object", "object", "array", "options", "options", "not"] if depth > 0 else []
+        kinds += ["object", "object", "array", "options", "options", "negation"] if depth > 0 else []
         return getattr(self, self.random.choice(kinds))(depth - 1, references)
 
     def integer(self, *_):
@@ -77,7 +77,7 @@ class Maker:
             return self.schema(depth, references)
 
         out = {"type": "object"} if self.some(0.9) else {}
-        out["properties"] = {name: part() for name in self.random.sample(NAMES, self.random.randint(0, 3))}
+        out |= {"properties": {name: part() for name in self.random.sample(NAMES, self.random.randint(0, 3))}}
         out |= {"required": self.random.sample(["a", "b", "c"], 2)} if self.some(0.2) else {}
         out |= {"additionalProperties": False if self.some(0.7) else part()} if self.some(0.5) else {}
         out |= {"patternProperties": {self.random.choice(PATTERNS): part()}} if self.some(0.15) else {}
@@ -94,11 +94,8 @@ class Maker:
         beside = self.string() if self.some(0.2) else {}
         return beside | {self.random.choice(["anyOf", "oneOf", "allOf"]): parts}
 
-    def not_(self, depth, references):
+    def negation(self, depth, references):
         return {"not": self.schema(depth, references)}
-
-
-setattr(Maker, "not", Maker.not_)
 
 
 def made(seed):
@@ -147,7 +144,7 @@ def test_random_schemas_mean_what_jsonschema_says():
 
 @pytest.mark.slow
 def test_many_random_schemas_mean_what_jsonschema_says():
-    for seed in range(1000, 4000):
+    for seed in range(1000, 2000):
         compared(seed)
 
 
@@ -155,6 +152,7 @@ def test_a_plain_schema_has_plain_references_only():
     for seed in range(100):
         schema, kind = made(seed)
         found, _, _ = plain_schema(schema, kind, "x")
+        found = found if isinstance(found, dict) else {}
         text = json.dumps(found)
-        assert set(re.findall(r'"\$ref": "([^"]*)"', text)) <= {"#", *(f"#/$defs/{n}" for n in (found or {}).get("$defs", ()))}
+        assert set(re.findall(r'"\$ref": "([^"]*)"', text)) <= {"#", *(f"#/$defs/{n}" for n in found.get("$defs", ()))}
         assert not re.search(r'"(\$anchor|\$id|definitions|\$schema|description)":', text)
