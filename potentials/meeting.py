@@ -10,9 +10,10 @@ that one who looks for such places (`emit.obstacle`) misses none.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from smcgen.potentials.cfg import COMPARED, START, Budget, Cfg, Terminal, overlap
@@ -77,18 +78,57 @@ class Spots:
 def together(cfg: Cfg, budget: Budget, one_reading: bool = False) -> tuple[Pairs, Pairs]:
     """Ordered pairs of terminals, equal ones included, that can be expected at one place of a text, ignored ones too.
 
-    `one_reading`: lark's LALR parser follows the reading with the first terminal alone. In the first set are then those after
-    equal terminals, in the second those where a spot of the first terminal meets the second only after other terminals than
-    its own. Else all are in the first set.
+    In the first set are those after equal terminals. `one_reading`: lark's LALR parser follows the reading with the first
+    terminal alone. In the second set are then those where a spot of the first terminal meets the second only after other
+    terminals than its own; else it does not matter in which set the other pairs are.
     Raises Inexpressible if they are too many."""
-    spots = Spots(cfg, each=one_reading)
-    terminal, nexts = spots.terminal, spots.nexts
+    if sum(len(nexts | set(cfg.ignored)) ** 2 for nexts in cfg.nexts.values()) > COMPARED:
+        raise Inexpressible("there are too many terminals to compare them")
 
     @cache
     def overlapping(a: str, b: str) -> bool:
         one, other = cfg.terminals[a], cfg.terminals[b]
-        return bool(one.first & other.first) and overlap(one, other, budget, cfg.relevant(a), cfg.relevant(b)) is not None
+        if not one.first & other.first:
+            return False
+        if one.literal and other.literal and (one.literal + other.literal).isascii():
+            return one.literal.lower() == other.literal.lower()
+        return overlap(one, other, budget, cfg.relevant(a), cfg.relevant(b)) is not None
 
+    def met(terminal: list[str], nexts: list[int], apart: bool) -> tuple[Pairs, Pairs, Pairs]:
+        def alike(a: str, b: str) -> bool:
+            return a == b or overlapping(min(a, b), max(a, b))
+
+        def given(a: str, b: str) -> bool:
+            return one_reading and _given(cfg.terminals[a], cfg.terminals[b])
+
+        return _met(terminal, nexts, apart, alike, given)
+
+    # Terminals, wherever they stand, are fewer than spots, and often enough to see that nothing is to be found.
+    names = [START, *cfg.terminals]
+    bit = {name: 1 << number for number, name in enumerate(names)}
+    same, _, apart = met(names, [sum(bit[other] for other in cfg.nexts.get(name, ())) for name in names], True)
+    if apart if one_reading else apart - same:
+        spots = Spots(cfg, each=one_reading)
+        with contextlib.suppress(Inexpressible):  # if there are too many, it stays with more pairs than are to be had
+            same, apart, _ = met(spots.terminal, spots.nexts, one_reading)
+    everywhere = {*cfg.ignored, *(name for pair in same for name in pair)}
+    for name in cfg.ignored:
+        same.update(pair for other in everywhere for pair in ((name, other), (other, name)))
+    return same, apart
+
+
+def _met(
+    terminal: list[str],
+    nexts: list[int],
+    kinds: bool,
+    alike: Callable[[str, str], bool],
+    given: Callable[[str, str], bool],
+) -> tuple[Pairs, Pairs, Pairs]:
+    """Pairs of terminals; if `kinds` matter those after equal ones, those whose spots meet only after different ones, and all
+    after different ones, else all in the first set.
+
+    `alike`: whether two terminals can match one text; `given`: whether then, both expected, it is the second for sure.
+    Raises Inexpressible."""
     # Spot -> bits of spots: what else is expected at its place, what else may have read its text, what of that is new; for
     # equal terminals before, and for different ones.
     expected, read = [defaultdict(int), defaultdict(int)], [defaultdict(int), defaultdict(int)]
@@ -105,27 +145,22 @@ def together(cfg: Cfg, budget: Budget, one_reading: bool = False) -> tuple[Pairs
                 raise Inexpressible("there are too many terminals to compare them")
             for b in _bits(new):
                 # A reading that ends in `a`, and another one in `b`.
-                pair = terminal[a], terminal[b]
-                other = pair[0] != pair[1]
-                if other and not overlapping(min(pair), max(pair)):
+                one, other = terminal[a], terminal[b]
+                if not alike(one, other) or (one != other and not apart and given(one, other)):
                     continue
-                if other and one_reading and not apart and _given(*(cfg.terminals[name] for name in pair)):
-                    continue
-                kind = int(one_reading and (apart or other))
+                kind = int(kinds and (apart or one != other))
                 if not read[kind][a] >> b & 1:
                     read[kind][a] |= 1 << b
                     if a not in fresh[kind]:
                         fresh[kind][a] = 0
                         queue.append((kind, a))
                     fresh[kind][a] |= 1 << b
-    found: tuple[Pairs, Pairs] = set(), set()
+    found: tuple[Pairs, Pairs, Pairs] = set(), set(), set()
     for a in range(len(terminal)):
-        met = [{terminal[b] for b in _bits(bits[a])} for bits in expected]
-        found[0].update((terminal[a], name) for name in met[0])
-        found[1].update((terminal[a], name) for name in met[1] - met[0])
-    everywhere = {*cfg.ignored, *(name for pair in found[0] for name in pair)}
-    for name in cfg.ignored:
-        found[0].update(pair for other in everywhere for pair in ((name, other), (other, name)))
+        same, others = ({terminal[b] for b in _bits(bits[a])} for bits in expected)
+        found[0].update((terminal[a], name) for name in same)
+        found[1].update((terminal[a], name) for name in others - same)
+        found[2].update((terminal[a], name) for name in others)
     return found
 
 
