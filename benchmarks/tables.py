@@ -25,8 +25,8 @@ from benchmarks.about import about
 from benchmarks.masks import PERSON
 from smcgen.lm.load import load
 from smcgen.lm.vocabulary import Vocabulary
+from smcgen.potentials.agreement import agrees
 from smcgen.potentials.constraint import Constraint
-from smcgen.potentials.json_regular import agrees
 from smcgen.potentials.json_schema import Schema, json_schema
 from smcgen.potentials.regex import regex
 from smcgen.potentials.tables import HASTY, PATIENT, STATE, STEPS, token_table

@@ -1,5 +1,6 @@
 """What the benchmarks compute by themselves: how answers are judged, means with their errors, the laws of a set acceptance."""
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,11 @@ import torch
 from benchmarks import exact, frontier, round, tasks
 
 QUESTIONS = Path(tasks.ROOT) / "reasoning_gym.jsonl"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(tasks.ROOT).glob("*.py")))
+def test_what_they_import_is_there(name):
+    importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.mark.parametrize(
