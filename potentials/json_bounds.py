@@ -8,13 +8,12 @@ one number alone. What is beyond it is widened, and said to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from smcgen.potentials.json_exact import is_multiple
 from smcgen.potentials.json_multiples import integers_among, is_step, seen, snapped, taken, variants
-from smcgen.potentials.json_plain import each
+from smcgen.potentials.json_plain import deep
 from smcgen.potentials.json_spans import decimal, interval, right, spans, widened
 from smcgen.values import is_number, is_whole
 
@@ -47,18 +46,11 @@ def mended(schema: dict) -> Mended:
     """The plain schema (`json_plain`) with its ranges and multiples in terms that the engine gets right. `schema` itself is
     not changed."""
     nodes: list[dict] = []
-    _deep(schema, lambda node: nodes.append(node) or node)
+    deep(schema, lambda node: nodes.append(node) or node)
     steps = {step for node in nodes if (step := _step(node)) is not None}
     work = _Work(MOST_BESIDE if steps else MOST, taken(steps, any(map(_meets, nodes))), {}, {})
-    wider = _deep(schema, lambda node: work.mend(node, False))
-    return Mended(wider, _deep(schema, lambda node: work.mend(node, True)), tuple(work.doubts), tuple(work.form))
-
-
-def _deep(schema: Any, change: Callable[[dict], dict]) -> Any:
-    """The schema with `change` made to it and to every schema in it, those inside first."""
-    if isinstance(schema, list):
-        return [_deep(part, change) for part in schema]
-    return change(each(schema, lambda part: _deep(part, change))) if isinstance(schema, dict) else schema
+    wider = deep(schema, lambda node: work.mend(node, False))
+    return Mended(wider, deep(schema, lambda node: work.mend(node, True)), tuple(work.doubts), tuple(work.form))
 
 
 @dataclass(frozen=True)

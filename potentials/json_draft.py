@@ -27,6 +27,12 @@ DRAFTS: dict[str, Any] = {
     "draft/2020-12": LATEST,
 }
 IGNORES_SIBLINGS = (jsonschema.Draft4Validator, jsonschema.Draft6Validator, jsonschema.Draft7Validator)
+# Keywords by what they hold: one schema, a list of schemas, schemas by name.
+PART = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "unevaluatedItems",
+        "unevaluatedProperties")  # fmt: skip
+PARTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+NAMED = ("properties", "dependentSchemas", "dependencies", "patternProperties", "$defs", "definitions")
+SCHEMAS = (*PART, *PARTS, "items", "additionalItems")
 SPECIFICATIONS: dict[Any, Any] = {
     jsonschema.Draft4Validator: DRAFT4,
     jsonschema.Draft6Validator: DRAFT6,
@@ -93,7 +99,7 @@ def _judged(node: Any, schemas: set[int], here: bool) -> Any:
             out[key] = value
         elif key == "pattern" and isinstance(value, str):
             out[key] = _python(value)
-        elif key in ("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"):
+        elif key in NAMED:
             if isinstance(value, dict):
                 change = _python if key == "patternProperties" else str
                 value = {change(name): _judged(part, schemas, True) for name, part in value.items()}
@@ -101,10 +107,6 @@ def _judged(node: Any, schemas: set[int], here: bool) -> Any:
         else:
             out[key] = _judged(value, schemas, key in SCHEMAS)
     return out
-
-
-SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "not", "if", "then", "else", "contains",
-           "propertyNames", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 
 
 def _python(pattern: str) -> str:

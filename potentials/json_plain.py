@@ -8,7 +8,7 @@ engine's syntax, formats as patterns. It may admit more than the schema, and `do
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import referencing
@@ -17,15 +17,11 @@ from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 from referencing.exceptions import Unresolvable
 
 from smcgen.errors import UsageError
-from smcgen.potentials.json_draft import IGNORES_SIBLINGS, specification
+from smcgen.potentials.json_draft import IGNORES_SIBLINGS, NAMED, PART, PARTS, specification
 from smcgen.potentials.json_finite import Finite
 from smcgen.potentials.json_formats import ENGINE, FORMATS, FREE, JUDGED
 from smcgen.potentials.json_pattern import NoPattern, translated
 
-PART = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "unevaluatedItems",
-        "unevaluatedProperties")  # fmt: skip
-PARTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-NAMED = ("properties", "dependentSchemas", "dependencies", "patternProperties", "$defs", "definitions")
 VALUES = ("const", "enum", "required", "dependentRequired", "type")  # keywords that hold no schemas
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
@@ -186,27 +182,30 @@ def pruned(schema: dict, dead: Sequence[str] = ()) -> dict | bool:
 
 
 def _falsified(schema: Any, gone: set[str]) -> Any:
+    def falsify(node: dict) -> dict | bool:
+        if node.get("$ref") in gone:
+            return False
+        if "$defs" in node:
+            node["$defs"] = {name: part for name, part in node["$defs"].items() if f"#/$defs/{name}" not in gone}
+        return node
+
+    return deep(schema, falsify)
+
+
+def deep(schema: Any, change: Callable[[dict], dict | bool]) -> Any:
+    """A copy of the schema with `change` made to it and to every schema in it, those inside first."""
     if isinstance(schema, list):
-        return [_falsified(part, gone) for part in schema]
+        return [deep(part, change) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema.get("$ref") in gone:
-        return False
-    out = each(schema, lambda part: _falsified(part, gone))
-    if "$defs" in out:
-        out["$defs"] = {name: part for name, part in out["$defs"].items() if f"#/$defs/{name}" not in gone}
-    return out
-
-
-def each(schema: dict, change: Any) -> dict:
-    """The schema with each of its parts, or lists of parts, changed."""
     out = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             value = {
-                name: part if key == "dependencies" and isinstance(part, list) else change(part) for name, part in value.items()
+                name: part if key == "dependencies" and isinstance(part, list) else deep(part, change)
+                for name, part in value.items()
             }
         elif key not in VALUES:
-            value = change(value)
+            value = deep(value, change)
         out[key] = value
-    return out
+    return change(out)

@@ -26,7 +26,7 @@ from smcgen.potentials.agreement import agrees
 from smcgen.potentials.base import Potential
 from smcgen.potentials.constraint import Constraint
 from smcgen.potentials.engine import HEADER, REMEDY, Engine, Recognizer, explain
-from smcgen.potentials.json_bounds import mended
+from smcgen.potentials.json_bounds import RANGES, mended
 from smcgen.potentials.json_draft import check, draft, judge
 from smcgen.potentials.json_exact import loads
 from smcgen.potentials.json_finite import Finite
@@ -46,7 +46,6 @@ FORM = (
     "nothing stands before or after the value",
 )
 SIZES = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
-RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 COUNTS = ("multipleOf", *SIZES)
 KEYS = ("minProperties", "maxProperties")
 BESIDE = ": write what stands beside the $ref into the schema that it refers to"

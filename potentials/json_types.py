@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from smcgen.potentials.json_finite import target
 from smcgen.values import is_number
 
 NOTES = frozenset(
@@ -117,17 +118,11 @@ class Types:
             found = self.meet(found, self._referred(left.pop("$ref")))
         return self.meet(found, self._typed(left)) if left else found
 
-    def _referred(self, reference: Any) -> Union:
-        if not isinstance(reference, str) or not reference.startswith("#") or reference in self.open:
-            raise NotRegular("a reference to itself, or to another document")
-        node: Any = self.root
-        for part in reference[1:].split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(node, dict) or part not in node:
-                raise NotRegular(f"the reference {reference}")
-            node = node[part]
+    def _referred(self, reference: str) -> Union:
+        if reference in self.open:
+            raise NotRegular("a reference to itself")
         self.open.append(reference)
-        found = self.of(node)
+        found = self.of(target(self.root, reference))
         self.open.pop()
         return found
 

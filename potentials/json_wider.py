@@ -5,38 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from smcgen.potentials.json_plain import each
+from smcgen.potentials.json_plain import deep
 
 
 def without(schema: Any, keys: Sequence[str]) -> Any:
     """The schema without these keywords."""
-    if isinstance(schema, list):
-        return [without(part, keys) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = each({key: part for key, part in schema.items() if key not in keys}, lambda part: without(part, keys))
-    if "patternProperties" in keys and "patternProperties" in schema:
-        out["additionalProperties"] = True
-    return out
+
+    def widened(node: dict) -> dict:
+        out = {key: part for key, part in node.items() if key not in keys}
+        if "patternProperties" in keys and "patternProperties" in node:
+            out["additionalProperties"] = True
+        return out
+
+    return deep(schema, widened)
 
 
 def without_patterns(schema: Any, bad: Callable[[str], bool]) -> Any:
     """The schema without these patterns."""
-    if isinstance(schema, list):
-        return [without_patterns(part, bad) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = each(schema, lambda part: without_patterns(part, bad))
-    if "pattern" in out and bad(out["pattern"]):
-        del out["pattern"]
-    patterns = out.get("patternProperties", {})
-    if kept := {pattern: part for pattern, part in patterns.items() if not bad(pattern)}:
-        out["patternProperties"] = kept
-    else:
-        out.pop("patternProperties", None)
-    if len(kept) < len(patterns):
-        out["additionalProperties"] = True
-    return out
+
+    def widened(node: dict) -> dict:
+        if "pattern" in node and bad(node["pattern"]):
+            del node["pattern"]
+        patterns = node.pop("patternProperties", {})
+        if kept := {pattern: part for pattern, part in patterns.items() if not bad(pattern)}:
+            node["patternProperties"] = kept
+        if len(kept) < len(patterns):
+            node["additionalProperties"] = True
+        return node
+
+    return deep(schema, widened)
 
 
 def unmixed(schema: dict, inside: bool = False) -> dict:
@@ -52,7 +49,7 @@ def unmixed(schema: dict, inside: bool = False) -> dict:
                 ends |= ways[middle]
     circular = {name for name, ends in ways.items() if name in ends}
     leads = (lambda part: bool(circular & set(_references(part)))) if inside else lambda part: _leads(part, circular)
-    return _unmixed(schema, leads)
+    return deep(schema, lambda node: _unmixed(node, leads))
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -65,12 +62,8 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(part)
 
 
-def _unmixed(schema: Any, leads: Callable[[Any], bool]) -> Any:
-    if isinstance(schema, list):
-        return [_unmixed(part, leads) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = each(schema, lambda part: _unmixed(part, leads))
+def _unmixed(out: dict, leads: Callable[[Any], bool]) -> dict:
+    """One schema, the parts of which are so already."""
     kept = {"$defs": out.pop("$defs")} if "$defs" in out else {}
     parts = [part if isinstance(part, dict) else {"allOf": [part]} for part in out.get("allOf", ())]
     parts += [{key: out[key]} for key in ("$ref", "anyOf", "oneOf") if key in out]
