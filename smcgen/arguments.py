@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smcgen.errors import UsageError
+from smcgen.files import replace
 
 if TYPE_CHECKING:
     from smcgen.drafts.ngram import NGram
@@ -212,14 +213,7 @@ def python_potential(name: str) -> Factor:
 
 
 def _write(path: Path, text: str) -> None:
-    """The file holds the text whole, or is not touched."""
-    partial = path.with_name(path.name + ".part") if path.name else path
     try:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        replace(path, text)
     except (OSError, ValueError) as error:
         raise UsageError(f"--policy-state {path}: cannot be written ({error})") from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -51,15 +51,15 @@ class Lines:
                 )
         numbers = range(len(wanted))
         parcels = [numbers[first : first + size] for first in range(0, len(wanted), size)]
-        whole = [parcel for parcel in parcels if self.there.keys() >= set(parcel)]
-        old = [self.there[number] for parcel in whole for number in parcel]
+        missing = [parcel for parcel in parcels if not self.there.keys() >= set(parcel)]
+        drawn_anew = {number for parcel in missing for number in parcel}
+        old = [self.there[number] for number in numbers if number not in drawn_anew]
         written("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in old), self.partial)
         found: list[Posteriors] = []
-        for parcel in parcels:
-            if parcel not in whole:
-                found.append(draw([wanted[number] for number in parcel], keys=parcel, seed=seed))
-                seed = found[-1].settings["seed"]
-                self._add(found[-1])
+        for parcel in missing:
+            found.append(draw([wanted[number] for number in parcel], keys=parcel, seed=seed))
+            seed = found[-1].settings["seed"]
+            self._add(found[-1])
         return found
 
     def _add(self, posteriors: Posteriors) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from smcgen.errors import UsageError
+from smcgen.files import replace
 from smcgen.smc.keys import SELECT, Keys
 
 FORMAT = "smcgen-posterior-1"
@@ -183,14 +183,10 @@ def read_json(source: str | Path) -> dict[str, Any]:
 def written(text: str, path: str | Path | None) -> str:
     """The text; the file at `path`, if one is given, holds it whole or is not touched."""
     if path is not None:
-        temporary = Path(f"{path}.{os.getpid()}.part")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+            replace(path, text)
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot write {str(path)!r}: {error}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
     return text
 
 

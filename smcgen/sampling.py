@@ -132,19 +132,33 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         if one is not None:
             check_prompt(one)
     choice, arm_costs = None, None
-    kept: dict[str, Any] = {  # what mode="auto" does not choose
-        "max_tokens": max_tokens,
-        "seed": seed,
-        "runs": runs,
-        "stop": stop,
-        "on_budget": on_budget,
-        "resampling": resampling,
-        "threshold": threshold,
-        "anneal": anneal,
-        "deterministic": deterministic,
-        "candidates": candidates,
-        "collapse": collapse,
-    }
+
+    def planned(draft: Any, mode: str, **policy: Any) -> Plan:
+        """With the options as they are by then, some of which mode="auto" chooses."""
+        return make_plan(
+            target,
+            draft,
+            particles=particles,
+            block=block,
+            max_tokens=max_tokens,
+            seed=seed,
+            runs=runs,
+            stop=stop,
+            on_budget=on_budget,
+            resampling=resampling,
+            threshold=threshold,
+            anneal=anneal,
+            draft_temperature=draft_temperature,
+            deterministic=deterministic,
+            leniency=leniency,
+            chains=1 if chains is None else chains,
+            mode=mode,
+            candidates=candidates,
+            verification=verification,
+            collapse=collapse,
+            **policy,
+        )
+
     if mode == "auto":
         from smcgen.drafts.auto import candidates_of, lossless, resolve
 
@@ -156,18 +170,7 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
         exact = isinstance(target, Factor) and lossless(target, particles, leniency, on_budget, weights)
         check_policy(policy, draft_costs, draft, reward)
         for one in [one for _, one in candidates_of(draft, exact, leniency)] or [None]:
-            make_plan(
-                target,
-                one,
-                particles=particles,
-                block=block,
-                draft_temperature=draft_temperature,
-                leniency=leniency,
-                chains=1 if chains is None else chains,
-                mode="exact" if exact else "smc",
-                verification=verification,
-                **kept,
-            )
+            planned(one, "exact" if exact else "smc")
         _check_groups(groups)
         if verification == "block":
             chains = 1
@@ -184,23 +187,8 @@ def sample(  # pyright: ignore[reportInconsistentOverload] the overloads leave t
             block = chains = draft_temperature = verification = None
         if draft is None or not isinstance(block, list | tuple) or len(block) < 2:
             policy = reward = None  # nothing is left to choose
-    plan = make_plan(
-        target,
-        draft,
-        particles=particles,
-        block=block,
-        draft_temperature=draft_temperature,
-        leniency=leniency,
-        chains=1 if chains is None else chains,
-        mode=mode,
-        verification=verification,
-        policy=policy,
-        draft_costs=draft_costs,
-        reward=reward,
-        policy_state=policy_state,
-        arm_costs=arm_costs,
-        **kept,
-    )
+    learning = {"policy": policy, "draft_costs": draft_costs, "reward": reward, "policy_state": policy_state}
+    plan = planned(draft, mode, arm_costs=arm_costs, **learning)
     if choice is None:
         _check_baseline(baseline, draft)
     if keys is None:
