@@ -301,3 +301,18 @@ def test_a_key_that_is_written_twice_counts_once():
     constraint = agrees(schema, ['{"a":1,"b":2}'], ['{"a":1,"a":2}', '{"a":1}'])
     assert "written twice" in constraint.doubts[0]
     assert json_schema({**schema, "minProperties": 1}).exact
+
+
+@pytest.mark.parametrize(
+    ("patterns", "text"),
+    [
+        ({"^a": {"$ref": "#"}, "b$": {"$ref": "#"}}, '{"ab": {}}'),
+        ({"^a": {"allOf": [{"$ref": "#"}, {"minProperties": 1}]}, "a$": {"$ref": "#"}}, '{"axa": {"ba": {}}}'),
+    ],
+)
+def test_keys_whose_patterns_are_left_out_are_not_barred(patterns, text):
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    constraint = json_schema(schema)
+    assert any("patternProperties" in doubt for doubt in constraint.doubts)
+    assert constraint.accepts(text)
+    assert not constraint.accepts('{"x": {}}')
