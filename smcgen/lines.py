@@ -42,7 +42,10 @@ class Lines:
 
         Raises UsageError where results that are there are of other prompts or were drawn under other settings."""
         for number, line in self.there.items():
-            seed = line["settings"]["seed"] if seed is None else seed
+            if seed is None:
+                seed = line["settings"]["seed"]
+            elif seed != line["settings"]["seed"]:
+                raise self._other("seed")
             if number >= len(wanted) or as_given(wanted[number]) != line["given"]:
                 shown = str(line["given"])[:60]
                 raise UsageError(
@@ -67,12 +70,15 @@ class Lines:
             old, new = next(iter(self.there.values()))["settings"], json.loads(json.dumps(posteriors.settings))
             other = [name for name in {**old, **new} if name != BY_MEMORY and old.get(name) != new.get(name)]
             if other:
-                raise UsageError(
-                    f"--resume: {self.source} was drawn with another {', '.join(other)}: give the same options, or another -o"
-                )
+                raise self._other(*other)
         with self.partial.open("a", encoding="utf-8") as stream:
             stream.write("".join(f"{post.to_json()}\n" for post in posteriors))
         self.added += len(posteriors)
+
+    def _other(self, *settings: str) -> UsageError:
+        return UsageError(
+            f"--resume: {self.source} was drawn with another {', '.join(settings)}: give the same options, or another -o"
+        )
 
 
 def prompts_at_a_time(mode: str, particles: int | None, chains: int | None) -> int:

@@ -85,3 +85,9 @@ def test_what_is_no_file_of_results(call, tmp_path):
     done = call("-o", "b.jsonl", "--resume")
     assert (done.returncode, "no file of results" in done.stderr) == (2, True)
     assert "file of -o" in call("--resume").stderr
+
+
+def test_another_seed_is_refused_though_all_is_there(call, whole):
+    done = call("-o", "a.jsonl", "--resume", "--seed", "6")
+    assert (done.returncode, "drawn with another seed" in done.stderr) == (2, True)
+    assert "all results are there" in call("-o", "a.jsonl", "--resume", "--seed", "5").stderr
